@@ -1,0 +1,1 @@
+"""The agent room; docs/architecture.md says what belongs here."""

@@ -1,0 +1,1 @@
+"""The bench room; docs/architecture.md says what belongs here."""

@@ -1,0 +1,1 @@
+"""The computer room; docs/architecture.md says what belongs here."""

@@ -1,0 +1,1 @@
+"""The data room; docs/architecture.md says what belongs here."""

@@ -1,0 +1,1 @@
+"""The engine room; docs/architecture.md says what belongs here."""

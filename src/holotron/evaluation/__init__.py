@@ -1,0 +1,1 @@
+"""The evaluation room; docs/architecture.md says what belongs here."""

@@ -1,0 +1,1 @@
+"""The model room; docs/architecture.md says what belongs here."""

@@ -1,0 +1,1 @@
+"""The report room; docs/architecture.md says what belongs here."""

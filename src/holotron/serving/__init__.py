@@ -1,0 +1,1 @@
+"""The serving room; docs/architecture.md says what belongs here."""

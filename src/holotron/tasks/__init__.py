@@ -1,0 +1,1 @@
+"""The tasks room; docs/architecture.md says what belongs here."""

@@ -1,0 +1,1 @@
+"""The training room; docs/architecture.md says what belongs here."""
