@@ -10,7 +10,18 @@ from holotron.contract.step import Step
 
 
 class ContractError(ValueError):
-    """The model broke its contract (bad JSON, wrong field, coordinate out of range): a model failure."""
+    """The model broke its contract (bad JSON, wrong field, coordinate out of range): a model failure.
+
+    A policy may add what the model said last, in how many attempts, and what they cost.
+    """
+
+    def __init__(
+        self, message: str, *, raw_text: str = "", attempts: int = 1, usage: Usage | None = None
+    ) -> None:
+        super().__init__(message)
+        self.raw_text = raw_text
+        self.attempts = attempts
+        self.usage = usage
 
 
 class PolicyError(RuntimeError):
