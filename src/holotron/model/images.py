@@ -263,10 +263,10 @@ def _checked(config: type[TileConfig] | type[NativeConfig], values: Mapping[str,
 
 
 def image_processor(values: Mapping[str, Any]) -> ImageProcessor:
-    """The processor a config dict names as its `kind`: "tile" or "native". Raises ValueError."""
-    kind = values.get("kind", "tile")
-    if kind == "tile":
+    """The processor a config dict names as its `kind`: "tiles" or "native". Raises ValueError."""
+    kind = values.get("kind", "tiles")
+    if kind == "tiles":
         return TileProcessor(TileConfig.from_dict(values))
     if kind == "native":
         return NativeProcessor(NativeConfig.from_dict(values))
-    raise ValueError(f"image processor kind {kind!r} is unknown; it is 'tile' or 'native'")
+    raise ValueError(f"image processor kind {kind!r} is unknown; it is 'tiles' or 'native'")

@@ -1,0 +1,168 @@
+"""The four kinds of layer of the language model: RMS norm, Mamba-2 mixer, attention, squared-ReLU MLP."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holotron.model.cache import HybridCache
+from holotron.model.config import LanguageConfig
+from holotron.model.ssd import ssd_chunked, ssd_step
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, mean square in fp32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
+
+
+class GatedGroupNorm(nn.Module):
+    """RMS norm over each of G groups of channels, after gating with SiLU(z)."""
+
+    def __init__(self, size: int, groups: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.groups = groups
+        self.eps = eps
+
+    def forward(self, y: Tensor, z: Tensor) -> Tensor:
+        gated = y.float() * F.silu(z.float())
+        split = gated.view(*gated.shape[:-1], self.groups, -1)
+        normed = F.rms_norm(split, (split.shape[-1],), None, self.eps).view_as(gated)
+        return (normed * self.weight.float()).to(z.dtype)
+
+
+class Mamba2Mixer(nn.Module):
+    """Mamba-2: in_proj, causal depthwise convolution, state-space recurrence, gated norm, out_proj.
+
+    Channel order of in_proj: z (width) | x (width) | B (G*N) | C (G*N) | dt (heads).
+    """
+
+    def __init__(self, config: LanguageConfig, index: int) -> None:
+        super().__init__()
+        self.config, self.index = config, index
+        width, heads = config.mamba_width, config.mamba_num_heads
+        channels, kernel = config.conv_channels, config.conv_kernel
+        self.in_proj = nn.Linear(config.hidden_size, width + channels + heads, bias=False)
+        self.conv1d = nn.Conv1d(channels, channels, kernel, groups=channels, bias=config.use_conv_bias)
+        self.A_log = nn.Parameter(torch.log(torch.empty(heads).uniform_(1, 16)))
+        self.D = nn.Parameter(torch.ones(heads))
+        step = torch.exp(torch.empty(heads).uniform_(math.log(1e-3), math.log(1e-1)))
+        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # inverse softplus
+        self.norm = GatedGroupNorm(width, config.n_groups, config.layer_norm_epsilon)
+        self.out_proj = nn.Linear(width, config.hidden_size, bias=False)
+
+    def forward(self, u: Tensor, valid: Tensor | None, cache: HybridCache | None) -> Tensor:
+        """u (B, T, hidden); valid (B, T) bool, False on right padding, None if all are tokens."""
+        cfg = self.config
+        z, xbc, dt = self.in_proj(u).split([cfg.mamba_width, cfg.conv_channels, cfg.mamba_num_heads], dim=-1)
+        xbc = self._convolve(xbc, valid, cache)
+        dt = F.softplus(dt.float() + self.dt_bias.float())
+        low, high = cfg.time_step_limit
+        if low > 0 or math.isfinite(high):
+            dt = dt.clamp(low, high)
+        if valid is not None:
+            dt = dt * valid.unsqueeze(-1)
+        x, b, c = xbc.float().split([cfg.mamba_width, *[cfg.n_groups * cfg.ssm_state_size] * 2], dim=-1)
+        x = x.unflatten(-1, (cfg.mamba_num_heads, cfg.mamba_head_dim))
+        b = b.unflatten(-1, (cfg.n_groups, cfg.ssm_state_size))
+        c = c.unflatten(-1, (cfg.n_groups, cfg.ssm_state_size))
+        a, d = -torch.exp(self.A_log.float()), self.D.float()
+        if cache is not None and u.shape[1] == 1:
+            y, state = ssd_step(x[:, 0], dt[:, 0], a, b[:, 0], c[:, 0], d, cache.ssm[self.index])
+            y = y.unsqueeze(1)
+        else:
+            before = None if cache is None else cache.ssm[self.index]
+            y, state = ssd_chunked(x, dt, a, b, c, d, cfg.chunk_size, before)
+        if cache is not None:
+            cache.ssm[self.index] = state
+        out: Tensor = self.out_proj(self.norm(y.flatten(-2).to(z.dtype), z))
+        return out
+
+    def _convolve(self, xbc: Tensor, valid: Tensor | None, cache: HybridCache | None) -> Tensor:
+        """silu(sum_j w_j xbc[t-K+1+j] + bias); the last K-1 valid columns become the new conv state."""
+        kernel, length = self.config.conv_kernel, xbc.shape[1]
+        if valid is not None:
+            xbc = xbc * valid.unsqueeze(-1)
+        if cache is None:
+            padded = F.pad(xbc, (0, 0, kernel - 1, 0))
+        else:
+            padded = torch.cat([cache.conv[self.index].transpose(1, 2), xbc], dim=1)
+            if valid is None:
+                tail = padded[:, length:]
+            else:
+                first = valid.sum(1)[:, None] + torch.arange(kernel - 1, device=xbc.device)
+                tail = padded.gather(1, first.unsqueeze(-1).expand(-1, -1, padded.shape[-1]))
+            cache.conv[self.index] = tail.transpose(1, 2)
+        weight = self.conv1d.weight.squeeze(1)  # (channels, K)
+        out = padded[:, :length] * weight[:, 0]
+        for j in range(1, kernel):
+            out = torch.addcmul(out, padded[:, j : j + length], weight[:, j])
+        if self.conv1d.bias is not None:
+            out = out + self.conv1d.bias
+        return F.silu(out)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention, scale 1/sqrt(head_dim), no bias and no position encoding."""
+
+    def __init__(self, config: LanguageConfig, index: int) -> None:
+        super().__init__()
+        self.config, self.index = config, index
+        q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        self.q_proj = nn.Linear(config.hidden_size, q, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv, bias=False)
+        self.o_proj = nn.Linear(q, config.hidden_size, bias=False)
+
+    def forward(self, u: Tensor, valid: Tensor | None, cache: HybridCache | None) -> Tensor:
+        """u (B, T, hidden). With a cache, token t of row b stands at position cache.lengths[b] + t."""
+        q, k, v = (
+            p(u).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if cache is None:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            keys, values = cache.keys[self.index], cache.values[self.index]
+            batch, length = u.shape[:2]
+            position = cache.lengths[:, None] + torch.arange(length, device=u.device)  # (B, T)
+            row = torch.arange(batch, device=u.device)[:, None].expand_as(position)
+            keys[row, :, position] = k.transpose(1, 2)
+            values[row, :, position] = v.transpose(1, 2)
+            used = int(position.max()) + 1
+            mask = torch.arange(used, device=u.device) <= position[:, None, :, None]  # (B, 1, T, used)
+            out = F.scaled_dot_product_attention(
+                q, keys[:, :, :used], values[:, :, :used], attn_mask=mask, enable_gqa=True
+            )
+        result: Tensor = self.o_proj(out.transpose(1, 2).flatten(-2))
+        return result
+
+
+class MLP(nn.Module):
+    """down(relu(up x)^2)."""
+
+    def __init__(self, config: LanguageConfig, index: int) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, u: Tensor, valid: Tensor | None, cache: HybridCache | None) -> Tensor:
+        result: Tensor = self.down_proj(F.relu(self.up_proj(u)).square())
+        return result
+
+
+MIXERS: dict[str, type[Mamba2Mixer] | type[Attention] | type[MLP]] = {
+    "M": Mamba2Mixer,
+    "*": Attention,
+    "-": MLP,
+}

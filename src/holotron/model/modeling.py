@@ -1,0 +1,135 @@
+"""The whole model: vision tower -> pixel shuffle -> projector -> hybrid language model -> (grounding head)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from holotron.model.cache import HybridCache
+from holotron.model.config import ConfigError, HolotronConfig
+from holotron.model.conv_tower import ConvTower, ConvTowerConfig
+from holotron.model.grounding import GroundingConfig, GroundingHead
+from holotron.model.language import LanguageModel
+from holotron.model.projector import Projector, pixel_shuffle_v2
+from holotron.model.radio import RadioConfig, RadioTower
+
+
+@dataclass(slots=True)
+class EncodedImages:
+    """What images became. `tokens` (n, rows*cols, hidden) for the language model; `features` (n, cells, F)."""
+
+    tokens: Tensor
+    features: Tensor
+    columns: int  # image tokens in a row
+
+
+def build_tower(config: HolotronConfig) -> ConvTower | RadioTower:
+    values = dict(config.vision_config or {})
+    kind = values.pop("tower", "radio")
+    if kind == "conv":
+        return ConvTower(ConvTowerConfig.from_dict(values))
+    if kind == "radio":
+        return RadioTower(RadioConfig.from_dict(values))
+    raise ConfigError(f"vision_config.tower is {kind!r}; known towers: conv, radio")
+
+
+class HolotronForConditionalGeneration(PreTrainedModel):
+    """State-dict layout of released VL checkpoints: `language_model.*`, `vision_model.*`, `mlp1.*`.
+
+    `grounding_head.*` exists only where `config.grounding_config` asks for it.
+    """
+
+    config_class = HolotronConfig
+    base_model_prefix = ""
+    supports_gradient_checkpointing = False
+    _supports_sdpa = True
+    _no_split_modules = ["Layer"]
+    _keep_in_fp32_modules_strict = ["A_log", "D", "dt_bias"]
+
+    def __init__(self, config: HolotronConfig) -> None:
+        super().__init__(config)
+        if config.ps_version != "v2":
+            raise ConfigError(f"ps_version {config.ps_version!r}: only pixel shuffle v2 is implemented")
+        language = config.language
+        self.language_model = LanguageModel(language)
+        self.vision_model: ConvTower | RadioTower | None = None
+        self.grounding_head: GroundingHead | None = None
+        if config.vision_config is not None:
+            tower = build_tower(config)
+            side = round(1 / config.downsample_ratio)
+            self.vision_model = tower
+            self.mlp1 = Projector(
+                tower.out_features * side**2, config.projector_hidden_size, language.hidden_size
+            )
+            if config.grounding_config is not None:
+                grounding = GroundingConfig.from_dict(config.grounding_config)
+                self.grounding_head = GroundingHead(grounding, language.hidden_size, tower.out_features)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Parameters are initialised where they are made; nothing to redo."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.language_model.backbone.embeddings
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.language_model.lm_head
+
+    def encode_images(self, pixel_values: Tensor) -> EncodedImages:
+        """pixel_values (n, 3, H, W), normalised, H and W multiples of twice the patch size."""
+        if self.vision_model is None:
+            raise ConfigError("this checkpoint has no vision tower (vision_config is missing)")
+        features = self.vision_model(pixel_values)
+        if isinstance(features, tuple):
+            features = features[0]
+        rows, columns = (s // self.vision_model.patch_size for s in pixel_values.shape[-2:])
+        shuffled = pixel_shuffle_v2(features.view(len(features), rows, columns, -1))
+        tokens = self.mlp1(shuffled.flatten(1, 2))
+        return EncodedImages(tokens, features, shuffled.shape[2])
+
+    def embed(self, input_ids: Tensor, image_tokens: Tensor | None = None) -> Tensor:
+        """Embeddings (B, T, hidden) of ids (B, T), image positions filled in order from (total, hidden)."""
+        embeddings: Tensor = self.language_model.backbone.embeddings(input_ids)
+        if image_tokens is None:
+            return embeddings
+        where = input_ids == self.config.img_context_token_id
+        if int(where.sum()) != len(image_tokens):
+            raise ValueError(
+                f"{int(where.sum())} image placeholders in the prompt, {len(image_tokens)} image features"
+            )
+        return embeddings.masked_scatter(where.unsqueeze(-1), image_tokens.to(embeddings.dtype))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        pixel_values: Tensor | None = None,
+        lengths: Tensor | None = None,
+        cache: HybridCache | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutput:
+        """Logits (B, T, vocab) of ids (B, T); `lengths` (B,) where rows are right-padded.
+
+        `labels` (B, T), -100 where there is nothing to learn, are shifted here and give `loss`.
+        """
+        image_tokens = None
+        if pixel_values is not None:
+            image_tokens = self.encode_images(pixel_values).tokens.flatten(0, 1)
+        hidden = self.language_model(self.embed(input_ids, image_tokens), lengths, cache)
+        logits = self.language_model.lm_head(hidden)
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
+            )
+        return CausalLMOutput(loss=loss, logits=logits, hidden_states=(hidden,))
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+

@@ -1,0 +1,55 @@
+"""A byte-level tokenizer whose vocabulary also holds whole pieces of the text a policy writes most.
+
+A 50 k vocabulary at the pilot's width would be larger than the rest of the model. Here: 256 bytes, the family's
+special tokens, pieces given by the caller (JSON skeletons, chat markers), and one token for each `,"x":N` and
+`,"y":N` with N in 0..1000, so that a click takes a handful of tokens. Decoding gives plain text back, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+PAD, BOS, EOS = "<pad>", "<s>", "<SPECIAL_12>"
+SYSTEM, ROLE = "<SPECIAL_10>", "<SPECIAL_11>"
+IMAGE, IMAGE_START, IMAGE_END = "<image>", "<img>", "</img>"
+SPECIALS = (PAD, BOS, EOS, SYSTEM, ROLE, IMAGE, IMAGE_START, IMAGE_END)
+COORDINATES = 1001
+
+
+def build_tokenizer(pieces: Sequence[str], chat_template: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with ids: bytes 0..255, specials, pieces in order, x tokens, y tokens.
+
+    Raises ValueError for a piece that is empty, repeated, or the spelling of a special or coordinate token.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    coordinates = [f',"{axis}":{n}' for axis in "xy" for n in range(COORDINATES)]
+    seen = set(SPECIALS) | set(coordinates)
+    for piece in pieces:
+        if not piece or piece in seen:
+            raise ValueError(f"tokenizer piece {piece!r} is empty, repeated or reserved")
+        seen.add(piece)
+    tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
+    tokenizer.add_tokens([AddedToken(p, normalized=False) for p in (*pieces, *coordinates)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        chat_template=chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def coordinate_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    """First ids of the x and y runs, for `HolotronConfig.coordinate_tokens`."""
+    first = {axis: tokenizer.convert_tokens_to_ids(f',"{axis}":0') for axis in "xy"}
+    for axis, start in first.items():
+        if tokenizer.convert_tokens_to_ids(f',"{axis}":{COORDINATES - 1}') != start + COORDINATES - 1:
+            raise ValueError(f"the {axis} coordinate tokens are not contiguous in this tokenizer")
+    return first
