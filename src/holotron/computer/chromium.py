@@ -58,18 +58,25 @@ def find_chromium() -> Chromium:
 
 
 def install_command() -> str:
-    """What a person types to get one: Debian's package where there is apt, else Playwright's."""
-    if shutil.which("apt-get"):
+    """What to type to get one: Debian's package (Ubuntu's is an empty stub), elsewhere Playwright's."""
+    if _is_debian() and shutil.which("apt-get"):
         sudo = "" if os.geteuid() == 0 else "sudo "
         return f"{sudo}apt-get install -y chromium"
     return f"{sys.executable} -m playwright install chromium"
 
 
+def _is_debian() -> bool:
+    try:
+        return re.search(r'^ID="?debian"?$', Path("/etc/os-release").read_text(), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
 def _candidates() -> Iterator[tuple[str, Path]]:
     for name in NAMES:
-        path = shutil.which(name)
-        if path:
-            yield "system", Path(path)
+        found = shutil.which(name)
+        if found:
+            yield "system", Path(found)
     for app in MAC_APPS:
         if os.access(app, os.X_OK):
             yield "system", Path(app)
@@ -111,3 +118,32 @@ def _version(path: Path) -> str | None:
         return None
     found = re.search(r"\d+(\.\d+)+", said.stdout)
     return found[0] if found else None
+
+
+if __name__ == "__main__":  # set-up asks for the path alone
+    try:
+        print(find_chromium().path)
+    except ChromiumMissing as missing:
+        sys.exit(str(missing))
+
+
+def chromium_flags() -> list[str]:
+    """The switches that every Chromium of ours starts with, beside Playwright's own.
+
+    The sandbox is given up only where Chromium refuses to start with it: as root.
+    """
+    flags = [
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-smooth-scrolling",
+        "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+        "--force-color-profile=srgb",
+        "--font-render-hinting=none",
+    ]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        flags.append("--no-sandbox")
+    return flags
