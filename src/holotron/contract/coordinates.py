@@ -1,10 +1,11 @@
 """The only place where a model's x, y become CSS pixels, and back.
 
-Three conventions exist (origin top left, both axes alike): integers 0..1000 and floats 0..1, both relative to the
-exact image that was sent, and pixels of that image. A normalised c lands on image pixel
-`min(W - 1, max(0, round(c * W)))`, so the far edge is the last pixel column and never outside; image pixels become
-CSS pixels by the scale measured from the sent image and the viewport at capture, whatever device pixel ratio or
-resize lies between them. Which convention holds is the contract's to say: values are checked, never guessed at.
+Three conventions exist (origin top left, both axes alike): integers 0..1000 and floats 0..1, both relative to
+the exact image that was sent, and pixels of that image. A normalised c lands on image pixel
+`min(W - 1, max(0, round(c * W)))`, so the far edge is the last pixel column and never outside; image pixels
+become CSS pixels by the scale measured from the sent image and the viewport at capture, whatever device pixel
+ratio or resize lies between them. Which convention holds is the contract's to say: values are checked, never
+guessed at.
 """
 
 from __future__ import annotations
@@ -57,24 +58,25 @@ def check(value: object, convention: Convention, *, size: int | None = None, fie
         raise ValueError("the size of the sent image is needed to check pixel coordinates")
     last = 1000 if convention is Convention.PERMILLE or size is None else size - 1
     if not 0 <= value <= last:
-        hint = f" or {Convention.PIXEL.value}" if convention is Convention.PERMILLE else ""
+        rival = Convention.PIXEL if convention is Convention.PERMILLE else Convention.PERMILLE
         raise ContractError(
-            f"{field}: {_show(value)} is outside 0..{last}; this contract uses {convention.value}, not {other}{hint}"
+            f"{field}: {_show(value)} is outside 0..{last}; this contract uses {convention.value}, "
+            f"not {rival.value}; choose a point on the image"
         )
     return value
 
 
 def to_image(x: object, y: object, convention: Convention, width: int, height: int) -> tuple[int, int]:
-    """The pixel of a sent image of `width` x `height` that x, y mean. Raises ContractError for illegal values."""
+    """The pixel of a sent image of `width` x `height` that x, y mean. ContractError for illegal values."""
     _check_extent(width, height)
     return _pixel(x, convention, width, "x"), _pixel(y, convention, height, "y")
 
 
 def to_css(x: object, y: object, convention: Convention, screenshot: Screenshot) -> tuple[float, float]:
-    """Where x, y fall in CSS pixels of the viewport; always inside it. Raises ContractError for illegal values.
+    """Where x, y fall in CSS pixels of the viewport; always inside it. ContractError for illegal values.
 
-    The error against the intended point is at most half a step of the convention plus half a pixel of the sent
-    image (plus one pixel where the far edge is clamped).
+    The error against a point written by `from_css` is at most half a step of the convention plus half a pixel
+    of the sent image, or one such pixel where the far edge is clamped.
     """
     px, py = to_image(x, y, convention, screenshot.width, screenshot.height)
     _check_extent(screenshot.css_width, screenshot.css_height)
@@ -82,7 +84,7 @@ def to_css(x: object, y: object, convention: Convention, screenshot: Screenshot)
 
 
 def from_css(x: float, y: float, convention: Convention, screenshot: Screenshot) -> tuple[Number, Number]:
-    """How the contract writes a point given in CSS pixels. Raises ValueError for a point outside the viewport."""
+    """How the contract writes a point given in CSS pixels. ValueError for a point outside the viewport."""
     _check_extent(screenshot.width, screenshot.height)
     return (
         _write(x, screenshot.css_width, screenshot.width, convention, "x"),

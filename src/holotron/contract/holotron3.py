@@ -1,11 +1,11 @@
-"""The `holotron3` contract: one JSON object {note, thought, tool_call} per step, integers 0..1000, browser tools.
+"""The `holotron3` contract: one JSON object {note, thought, tool_call} per step, integers 0..1000.
 
-Every literal that frames the conversation is a constant here, so that a tokenizer can make single tokens of them.
+Every literal that frames the conversation is a constant here, so that a tokenizer can make single tokens of
+them.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 import warnings
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from holotron.contract import coordinates
 from holotron.contract.conversation import Conversation, Screenshot, Settings, Turn
 from holotron.contract.coordinates import Convention
+from holotron.contract.image_part import screenshot_part
 from holotron.contract.policy import ContractError
 from holotron.contract.reply import contract_error, read_object
 from holotron.contract.step import Step, ToolCall, UpdatePlan
@@ -57,9 +58,10 @@ class Holotron3:
     """Implements `Contract`.
 
     `prompt_file` replaces the prompt text (placeholders `{{date}}`, `{{max_steps}}`, `{{max_seconds}}`,
-    `{{environment}}`, `{{effort}}`; `{{schema}}` exactly once). The newest `images_kept` screenshots stay, older ones
-    become `evicted_marker`, with `merge_evicted` joined to its neighbours in one text part. With `strict`, a plan
-    with two running goals is a ContractError, else a warning. Raises ValueError for unusable arguments.
+    `{{environment}}`, `{{effort}}`; `{{schema}}` exactly once). The newest `images_kept` screenshots stay,
+    older ones become `evicted_marker`, with `merge_evicted` joined to its neighbours in one text part. With
+    `strict`, a plan with two running goals is a ContractError, else a warning. Raises ValueError for unusable
+    arguments.
     """
 
     name = "holotron3"
@@ -107,8 +109,11 @@ class Holotron3:
         return compact_json(self.schema(answer_only))
 
     def system_prompt(self, settings: Settings) -> str:
-        """The prompt with its parameters. It always shows the full schema, so that the last, answer-only request
-        still shares the prefix of all the others."""
+        """The prompt with its parameters filled in.
+
+        It shows the full schema even when only `answer` is left, so that the last request shares the prefix of
+        all the others.
+        """
         values = {
             "date": settings.date,
             "max_steps": str(settings.max_steps),
@@ -120,8 +125,11 @@ class Holotron3:
         return _PLACEHOLDER.sub(lambda match: values[match[1]], self._template)
 
     def messages(self, conversation: Conversation) -> list[dict[str, Any]]:
-        """system; task; then per turn observation, step and result. Raises ValueError for a turn before the last
-        that has no step, or a screenshot that is not what its record says."""
+        """system; task; then per turn observation, step and result.
+
+        Raises ValueError for a turn before the last that has no step, or a screenshot whose bytes are not what
+        its record says.
+        """
         turns = conversation.turns
         messages: list[dict[str, Any]] = [
             {"role": "system", "content": self.system_prompt(conversation.settings)},
@@ -147,8 +155,9 @@ class Holotron3:
         reply = read_object(text)
         call = reply.get("tool_call")
         if isinstance(call, dict):
-            if call.get("tool_name") in DESKTOP_NAMES:
-                call = {**call, "tool_name": call["tool_name"].removesuffix(DESKTOP_SUFFIX)}
+            name = call.get("tool_name")
+            if isinstance(name, str) and name in DESKTOP_NAMES:
+                call = {**call, "tool_name": name.removesuffix(DESKTOP_SUFFIX)}
                 reply["tool_call"] = call
             for axis in ("x", "y"):
                 if axis in call:
@@ -172,7 +181,7 @@ class Holotron3:
     def _observation(self, screenshot: Screenshot, lines: list[str], live: bool) -> list[dict[str, Any]]:
         close = "".join("\n" + _inside(line) for line in lines) + OBSERVATION_CLOSE
         if live:
-            return [_text(OBSERVATION_OPEN), image_part(screenshot), _text(close)]
+            return [_text(OBSERVATION_OPEN), screenshot_part(screenshot), _text(close)]
         if self.merge_evicted:
             return [_text(OBSERVATION_OPEN + self.evicted_marker + close)]
         return [_text(OBSERVATION_OPEN), _text(self.evicted_marker), _text(close)]
@@ -186,19 +195,6 @@ class Holotron3:
             if self.strict:
                 raise ContractError(problem)
             warnings.warn(problem, stacklevel=3)
-
-
-def image_part(screenshot: Screenshot) -> dict[str, Any]:
-    """The screenshot as an OpenAI image part, after making sure that the record and the bytes agree on its size."""
-    if coordinates.encoded_size(screenshot.png) != (screenshot.width, screenshot.height):
-        raise ValueError(
-            f"screenshot is recorded as {screenshot.width} x {screenshot.height} but its PNG is "
-            "{} x {}: clicks would miss; record the size of the encoded bytes".format(
-                *coordinates.encoded_size(screenshot.png)
-            )
-        )
-    url = "data:image/png;base64," + base64.b64encode(screenshot.png).decode("ascii")
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def plan_text(call: UpdatePlan) -> str:

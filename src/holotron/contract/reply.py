@@ -1,4 +1,4 @@
-"""Reading a model's reply: reasoning and code fences off, exactly one JSON object, errors that name the field."""
+"""Reading a model's reply: reasoning and code fences off, one JSON object, errors that name the field."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import re
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from holotron.contract.policy import ContractError
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 
-# A JSON string is stepped over whole, so that a tag typed as content stays; both alternatives run to the end of
-# the text when unclosed, which keeps the scan linear on hostile input.
+# A JSON string is stepped over whole, so that a tag typed as content stays; both alternatives run to the
+# end of the text when unclosed, which keeps the scan linear on hostile input.
 _STRING_OR_REASONING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|<think>.*?(?:</think>|\Z)', re.DOTALL)
 _FENCE_BEFORE = re.compile(r"(?:\s*```[A-Za-z0-9_+-]*)+\s*")
 _FENCE_LINE = "```"
@@ -22,10 +23,10 @@ _MOST_ERRORS_SHOWN = 3
 
 
 def strip_reasoning(text: str) -> tuple[str, int]:
-    """Drop inline `<think>...</think>` outside JSON strings; return the rest, stripped, and how many were dropped.
+    """Drop inline `<think>...</think>` outside JSON strings; return the stripped rest and how many.
 
-    A closing tag without its opening counts too: many chat templates open the reasoning in the prompt. Unclosed
-    reasoning runs to the end of the text.
+    A closing tag without its opening counts too: many chat templates open the reasoning in the prompt.
+    Unclosed reasoning runs to the end of the text.
     """
     dropped = 0
 
@@ -53,16 +54,14 @@ def read_object(text: str) -> dict[str, Any]:
         cause = "only reasoning, no answer (raise max_tokens or cap thinking)" if reasoning else "empty"
         raise ContractError(f"reply: {cause}; answer with one JSON object")
     if not body.startswith("{"):
-        raise ContractError(
-            f"reply: begins with {_show(body)}; answer with one JSON object and nothing around it"
-        )
+        raise ContractError(f"reply: begins with {_show(body)}; answer with one JSON object and nothing else")
     try:
         value, end = _DECODER.raw_decode(body)
     except json.JSONDecodeError as error:
         raise ContractError(f"reply: not valid JSON, {error}; answer with one complete JSON object") from None
     except RecursionError:
         raise ContractError("reply: JSON nested too deeply; a step is at most four levels deep") from None
-    except ContractError:
+    except ContractError:  # a ValueError too: already in the contract's words
         raise
     except ValueError as error:  # e.g. an integer of thousands of digits
         raise ContractError(f"reply: unreadable JSON, {error}; use plain values") from None
@@ -80,19 +79,32 @@ def contract_error(error: ValidationError, tags: frozenset[str] = frozenset()) -
     found = error.errors(include_url=False, include_context=True)
     lines = []
     for item in found[:_MOST_ERRORS_SHOWN]:
-        path = ".".join(str(part) for i, part in enumerate(item["loc"]) if not (i == 1 and part in tags))
-        lines.append(f"{path or 'reply'}: {_advice(item['type'], item['msg'], item.get('input'))}")
+        parts = [_name(part) for i, part in enumerate(item["loc"]) if not (i == 1 and part in tags)]
+        if item["type"].startswith("union_tag"):
+            parts.append("tool_name")
+        lines.append(f"{'.'.join(parts) or 'reply'}: {_advice(item)}")
     if len(found) > _MOST_ERRORS_SHOWN:
         lines.append(f"and {len(found) - _MOST_ERRORS_SHOWN} more")
     return ContractError("; ".join(lines))
 
 
-def _advice(kind: str, message: str, value: object) -> str:
-    if kind == "missing":
+def _advice(item: ErrorDetails) -> str:
+    kind, message = item["type"], item["msg"]
+    if kind in ("missing", "union_tag_not_found"):
         return "missing; add this field"
+    if kind == "union_tag_invalid":
+        context = item["ctx"]
+        return f"unknown tool {_show(context['tag'])}; choose one of {context['expected_tags']}"
     if kind == "extra_forbidden":
         return "unknown field; remove it"
-    return f"{message[:1].lower()}{message[1:]}, got {_show(value)}"
+    if kind in ("model_type", "model_attributes_type"):
+        message = "should be a JSON object"
+    return f"{message[:1].lower()}{message[1:]}, got {_show(item.get('input'))}"
+
+
+def _name(part: int | str) -> str:
+    text = str(part)
+    return text if len(text) <= 40 and text.isprintable() else _show(text)
 
 
 def _without_fences(text: str) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt
 
 Coordinate = Annotated[StrictInt, Field(ge=0, le=1000)]
 Button = Literal["left", "right", "middle"]
 Direction = Literal["up", "down", "left", "right"]
 Key = Annotated[str, Field(min_length=1, max_length=32)]
+# Whole milliseconds (and no -0.0), so that JSON writes them without an exponent and grammars accept them.
+Seconds = Annotated[float, Field(ge=0, le=10), AfterValidator(lambda seconds: round(seconds, 3) + 0.0)]
 
 
 class Tool(BaseModel):
@@ -105,7 +107,7 @@ class KeyUp(Tool):
 
 class Wait(Tool):
     tool_name: Literal["wait"] = "wait"
-    seconds: Annotated[float, Field(ge=0, le=10)] = 1.0
+    seconds: Seconds = 1.0
 
 
 class Navigate(Tool):

@@ -16,8 +16,12 @@ _DROPPED = {"title", "description", "default", "discriminator"}
 
 
 def compact_json(value: object) -> str:
-    """One line, no spaces, characters as they are: the only way contracts write JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """One line, no spaces, characters as they are: the only way contracts write JSON.
+
+    Control characters are escaped, DEL included: JSON would allow it raw, but JSON grammars do not.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("\x7f", "\\u007f")
 
 
 def object_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def object_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def step_schema(answer_only: bool = False) -> dict[str, Any]:
-    """The schema of a Step: note, thought, then one of the tools, which its first key `tool_name` tells apart."""
+    """The schema of a Step: note, thought, then one tool, told apart by its first key `tool_name`."""
     tools = [Answer] if answer_only else list(TOOLS)
     return {
         "type": "object",
