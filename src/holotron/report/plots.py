@@ -20,7 +20,7 @@ from holotron.report.readable import bytes_text
 
 INK = "#010203"  # stands for currentColor until the SVG is written
 BLUE, ORANGE, GREY = "#3b8ac4", "#d9822b", "#8a8f98"
-STYLE: dict[str, Any] = {
+STYLE: Any = {  # matplotlib types its keys as a long Literal
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -141,12 +141,3 @@ def _own_ids(text: str, name: str) -> str:
     )
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     return re.sub(r'href="#', f'href="#{name}-', text)
-
-
-def steps_mean(rows: Sequence[Sequence[float]]) -> list[tuple[int, float]]:
-    """Mean over sessions at each step, steps counted from 1; sessions may differ in length."""
-    longest = max((len(row) for row in rows), default=0)
-    at_step = [[row[index] for row in rows if index < len(row)] for index in range(longest)]
-    return [(index + 1, sum(values) / len(values)) for index, values in enumerate(at_step) if values]
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 QUOTE_LIMIT = 400
@@ -56,7 +56,7 @@ def _hold(call: Mapping[str, Any]) -> str:
     return f"hold {_keys(call.get('hold_keys', []))} and tap {_keys(call.get('tap_keys', []))}"
 
 
-_WORDS = {
+_WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "click": lambda call: _pointing("click", call),
     "double_click": lambda call: _pointing("double-click", call),
     "move_to": lambda call: _pointing("move to", call),
