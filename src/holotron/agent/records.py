@@ -122,9 +122,11 @@ class RunInfo(Record):
         return without_credentials(text)
 
     def identity(self) -> dict[str, Any]:
-        """The fields that must not change between the sessions of one run."""
-        names = ("model", "policy", "contract", "prompt_hash", "settings", "limits")
-        return {name: getattr(self, name) for name in names}
+        """What must not change between the sessions of one run, flat."""
+        names = ("model", "policy", "contract", "prompt_hash")
+        limits = ("max_steps", "max_seconds", "answer_at_limit", "contract_failures")
+        same = {name: getattr(self, name) for name in names}
+        return same | {name: self.limits[name] for name in limits if name in self.limits}
 
 
 def without_credentials(text: str) -> str:

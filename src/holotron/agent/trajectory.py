@@ -34,7 +34,7 @@ class TrajectoryError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode as read back. `result` is None if it did not finish; `torn` if its last line was cut off."""
+    """One episode as read back. `result` is None if it did not finish; `torn`: its last line was cut off."""
 
     folder: Path
     steps: tuple[StepRecord, ...]
@@ -126,8 +126,8 @@ class _Explained:
         if isinstance(error, OSError):
             raise TrajectoryError(
                 f"could not {self.doing} in {self.folder}: {error.strerror or error}. "
-                f"Kept there: {self.steps} complete step(s) of this episode, and every finished episode of the "
-                "run. Make room (or fix the permissions) and resume the run."
+                f"Kept there: {self.steps} complete step(s) of this episode, and every finished episode of "
+                "the run. Make room (or fix the permissions) and resume the run."
             ) from error
 
 
