@@ -216,6 +216,12 @@ class BrowserComputer:
             await self.hands.let_go(tab.page)
         self._news()
 
+    async def park_cursor(self) -> None:
+        """Move the cursor out of the viewport, so that nothing is hovered."""
+        async with self._alive("moving the cursor away"):
+            await (await self.tabs.current()).page.mouse.move(-1, -1)
+        self.hands.cursor = (0.0, 0.0)
+
     async def close(self) -> None:
         if self._closed:
             return
@@ -239,7 +245,9 @@ class BrowserComputer:
         except (Error, TimeoutError) as error:
             process = self.context.browser
             if self._closed or process is None or not process.is_connected():
-                raise ComputerError(f"Chromium is gone: it was closed, killed or crashed while {doing}") from error
+                raise ComputerError(
+                    f"Chromium is gone: it was closed, killed or crashed while {doing}"
+                ) from error
             if pass_on:
                 raise
             raise ComputerError(f"{doing} failed: {_reason(error)}") from error

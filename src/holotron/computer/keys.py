@@ -95,13 +95,17 @@ def browser_key(name: str) -> str:
         raise UnknownKey(f"unknown key {name!r}; use write for such characters")
     plain = name.strip().lower().replace(" ", "").replace("_", "").replace("-", "")
     candidates = [plain, plain.removeprefix("arrow"), plain.removeprefix("key"), plain.removeprefix("digit")]
-    candidates += [plain.removesuffix(side) for side in _SIDES] + [plain.removeprefix(side) for side in _SIDES]
+    candidates += [plain.removesuffix(side) for side in _SIDES] + [
+        plain.removeprefix(side) for side in _SIDES
+    ]
     for candidate in candidates:
         if candidate in _NAMES:
             return _NAMES[candidate]
         if candidate != plain and len(candidate) == 1 and candidate.isascii() and candidate.isalnum():
             return candidate
-    raise UnknownKey(f"unknown key {name!r}; known are characters, enter, esc, tab, arrows, ctrl, alt, shift, f1")
+    raise UnknownKey(
+        f"unknown key {name!r}; known are characters, enter, esc, tab, arrows, ctrl, alt, shift, f1"
+    )
 
 
 def chord(names: list[str]) -> list[str]:
