@@ -66,9 +66,10 @@ class Attempt:
 
     async def run(self, task: Task) -> EpisodeResult:
         reset = task.reset(self.seed)
-        self.conversation.goal = await bounded(
+        goal = await bounded(
             reset, self.limits.act_seconds, f"resetting task {self.task_name} to seed {self.seed}"
         )
+        self.conversation.goal = _sendable(goal)
         self.started = time.monotonic()
         for index in range(self.limits.max_steps):
             limit = self._limit_before(index)
@@ -138,6 +139,12 @@ class Attempt:
                 f"the limit is reached and only answer is allowed, not {call.tool_name}.",
                 raw_text=decision.raw_text, attempts=decision.attempts, usage=decision.usage,
             )  # fmt: skip
+        written = self.contract.dump(decision.step)
+        if _sendable(written) != written:
+            raise ContractError(
+                "the output holds half a surrogate pair (\\ud800 to \\udfff); write whole characters.",
+                raw_text=_sendable(decision.raw_text), attempts=decision.attempts, usage=decision.usage,
+            )  # fmt: skip
         return decision, self.contract.point(call, shot)
 
     def _acted(
@@ -155,7 +162,7 @@ class Attempt:
         self.repetition.note(decision.step.tool_call, seen.sha256)
         self.notice = self.repetition.nudge
         turn.step = decision.step
-        turn.result, turn.is_error = transition.outcome.text, not transition.outcome.ok
+        turn.result, turn.is_error = _sendable(transition.outcome.text), not transition.outcome.ok
         return self._record(
             index, seen, turn, decision.usage,
             step=decision.step, point=point, reward=transition.reward, terminated=transition.terminated,
@@ -208,3 +215,8 @@ class Attempt:
             contract_failures=sum(record.step is None for record in self.records), ended_at=time.time(),
             **sums,
         )  # fmt: skip
+
+
+def _sendable(text: str) -> str:
+    """Without what UTF-8 cannot carry; pages and models can make up half a surrogate pair."""
+    return text.encode("utf-8", "replace").decode("utf-8")

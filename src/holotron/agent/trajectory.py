@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
-from holotron.agent.records import FORMAT, EpisodeResult, RunInfo, StepRecord
+from holotron.agent.records import FORMAT, EpisodeResult, Record, RunInfo, StepRecord
 from holotron.contract.conversation import Screenshot
 
 PARTIAL = re.compile(r"\.partial-(\d+)$")
@@ -87,15 +88,14 @@ class TrajectoryWriter:
         return name, hashlib.sha256(shot.png).hexdigest()
 
     def step(self, record: StepRecord) -> None:
-        # Text the policy or the page made up may hold what UTF-8 cannot carry, such as half a surrogate pair.
-        line = record.model_dump_json(fallback=str).encode("utf-8", "replace") + b"\n"
+        line = as_json(record) + b"\n"
         with self._explained("append a step to steps.jsonl"):
             append_line(self.folder / "steps.jsonl", line)
         self._steps += 1
 
     def finish(self, result: EpisodeResult) -> None:
         with self._explained("write episode.json"):
-            write_atomically(self.folder / "episode.json", result.model_dump_json(indent=1).encode() + b"\n")
+            write_atomically(self.folder / "episode.json", as_json(result) + b"\n")
 
     def set_aside(self, reason: str) -> Path | None:
         """Move this attempt to the next free `.partial-N` name, with its reason; None if there is nothing."""
@@ -129,6 +129,15 @@ class _Explained:
                 f"Kept there: {self.steps} complete step(s) of this episode, and every finished episode of "
                 "the run. Make room (or fix the permissions) and resume the run."
             ) from error
+
+
+def as_json(record: Record) -> bytes:
+    """One line. Text that UTF-8 cannot carry (half a surrogate pair, made up by a model) becomes "?"."""
+    try:
+        return record.model_dump_json(fallback=str).encode()
+    except PydanticSerializationError:
+        text = json.dumps(record.model_dump(), ensure_ascii=False, default=str)
+        return text.encode("utf-8", "replace")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
