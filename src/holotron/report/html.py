@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from holotron.agent.records import RunInfo
-from holotron.agent.trajectory import write_atomically
+from holotron.agent.summary import RunSummary, read_summary
+from holotron.agent.trajectory import TrajectoryError, write_atomically
 from holotron.report.episodes import (
     VERDICTS,
     EpisodeView,
@@ -68,12 +70,12 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
 def _report(run_dir: Path) -> Report:
     info, recorded, problems = read_recorded(run_dir)
     success = success_of(recorded)
-    throughput = throughput_of(info, [one.episode for one in recorded])
+    throughput = throughput_of(info, [one.episode for one in recorded], _summary(run_dir))
     counts = {name: sum(one.outcome == name for one in recorded) for name in VERDICTS}
     return Report(
-        title=f"{info.model} on {_tasks_text(info, recorded)}",
+        title=f"{_short(info.model)} on {_tasks_text(info, recorded)}",
         notices=(*_unfinished(info, recorded), *problems),
-        facts=tuple(_facts(info, run_dir)),
+        facts=tuple(_facts(info)),
         success=success,
         throughput=tuple(throughput.facts()) if throughput else (),
         plots=_plots(success, throughput),
@@ -81,6 +83,13 @@ def _report(run_dir: Path) -> Report:
         episodes=tuple(episode_views(failures_first(recorded))),
         details=json.dumps(info.model_dump(mode="json"), indent=1, ensure_ascii=False),
     )
+
+
+def _summary(run_dir: Path) -> RunSummary | None:
+    try:
+        return read_summary(run_dir)
+    except TrajectoryError:
+        return None  # everything in it can be worked out from the steps
 
 
 def _page(report: Report) -> str:
@@ -115,6 +124,18 @@ def _plots(success: Success, throughput: Throughput | None) -> Plots:
     )
 
 
+def _short(model: str) -> str:
+    """The last part of a path or address; the header has the whole."""
+    return model.rstrip("/").rpartition("/")[2] or model
+
+
+def _when(started_at: str) -> str:
+    try:
+        return f"{datetime.fromisoformat(started_at).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return started_at
+
+
 def _tasks_text(info: RunInfo, recorded: Sequence[Recorded]) -> str:
     tasks = sorted({task for task, _ in info.jobs} | {one.task for one in recorded})
     return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
@@ -128,33 +149,22 @@ def _unfinished(info: RunInfo, recorded: Sequence[Recorded]) -> list[str]:
     return [f"This run is not finished: {finished} of {planned} planned episodes ended."]
 
 
-def _facts(info: RunInfo, run_dir: Path) -> Iterable[tuple[str, str]]:
+def _facts(info: RunInfo) -> Iterable[tuple[str, str]]:
     seeds = sorted({seed for _, seed in info.jobs})
     rows = [
         ("Model", info.model),
         ("Policy", info.policy),
         ("Contract", f"{info.contract}, prompt {info.prompt_hash[:12]}"),
         ("Browser", info.browser),
-        ("Started", info.started_at),
+        ("Started", _when(info.started_at)),
         ("Workers", str(info.workers)),
         ("Tasks", str(len({task for task, _ in info.jobs}) or "")),
         ("Seeds", ranges_text(seeds)),
         ("Limits", _mapping_text(info.limits)),
         ("Settings", _mapping_text(info.settings)),
         ("Versions", _mapping_text(info.versions)),
-        ("Machine", _machine(run_dir)),
     ]
     return ((name, value) for name, value in rows if value)
-
-
-def _machine(run_dir: Path) -> str:
-    """The summary knows the machine; a run that was killed has none."""
-    try:
-        summary = json.loads((run_dir / "summary.json").read_bytes())
-    except (OSError, ValueError):
-        return ""
-    machine = summary.get("machine") if isinstance(summary, dict) else None
-    return _mapping_text(machine) if isinstance(machine, dict) else str(machine or "")
 
 
 def _mapping_text(values: dict[str, Any]) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from holotron.report.readable import bytes_text
+from holotron.report.readable import binary_unit
 
 INK = "#010203"  # stands for currentColor until the SVG is written
 BLUE, ORANGE, GREY = "#3b8ac4", "#d9822b", "#8a8f98"
@@ -62,7 +62,7 @@ def success_bars(bars: Sequence[Bar]) -> str:
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(bars) - 0.4, -0.6)
         axes.set_xlim(0, 1.02)
-        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
         _rule(axes, "x")
         return _svg(figure, "success")
 
@@ -91,14 +91,23 @@ def memory_by_step(state: Sequence[tuple[int, float]], kv: Sequence[tuple[int, f
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 2.4), layout="constrained")
         axes = figure.subplots()
+        unit, name_of_unit = binary_unit(max(size for _, size in (*state, *kv)))
         for series, colour, name in ((state, BLUE, "state (SSM + conv)"), (kv, ORANGE, "KV cache")):
             if series:
-                steps, sizes = zip(*series, strict=True)
-                axes.plot(steps, sizes, color=colour, marker="o", markersize=3, linewidth=1.4, label=name)
+                steps = [step for step, _ in series]
+                axes.plot(
+                    steps,
+                    [size / unit for _, size in series],
+                    color=colour,
+                    marker="o",
+                    markersize=3,
+                    linewidth=1.4,
+                    label=name,
+                )
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 4, 8, 10]))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: bytes_text(size)))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        axes.set_ylabel(name_of_unit)
         axes.set_xlabel("step")
         axes.legend(frameon=False)
         _rule(axes, "y")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 QUOTE_LIMIT = 400
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def quoted(text: str, limit: int = QUOTE_LIMIT) -> str:
@@ -86,16 +87,20 @@ def tool_call_text(call: Mapping[str, Any]) -> str:
     return f"{name} {json.dumps(arguments, ensure_ascii=False, default=str)}"
 
 
+def binary_unit(size: float) -> tuple[int, str]:
+    """The largest binary unit not above `size`: its bytes and its name."""
+    power = 0
+    while power < len(UNITS) - 1 and abs(size) >= 1024 ** (power + 1):
+        power += 1
+    return 1024**power, UNITS[power]
+
+
 def bytes_text(count: float | None) -> str:
     """Bytes with a binary unit: 0 B, 912 B, 1.5 KiB, 24.0 MiB. None is a dash."""
     if count is None:
         return "–"
-    size, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+    unit, name = binary_unit(count)
+    return f"{count:.0f} B" if unit == 1 else f"{count / unit:.1f} {name}"
 
 
 def seconds_text(seconds: float | None) -> str:

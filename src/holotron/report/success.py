@@ -1,53 +1,44 @@
-"""How often tasks were done, by task and over all."""
+"""How often tasks were done, by task and over all, in the words of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holotron.agent.summary import Score, score
 from holotron.report.episodes import Recorded
-from holotron.report.intervals import wilson
 from holotron.report.plots import Bar
 from holotron.report.readable import number_text, percent_text
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`n` counts scored episodes only: not infrastructure errors, unfinished or unchecked ones."""
+    """A task's score; episodes that are unfinished, or that nothing can check, are not in it."""
 
     task: str
-    n: int
-    successes: int
-    positive: int  # scored episodes whose raw reward was above 0
-    infrastructure: int
+    score: Score
     unfinished: int
     unchecked: int
-    mean_steps: float | None
 
     @property
-    def bounds(self) -> tuple[float, float]:
-        return wilson(self.successes, self.n)
-
-    @property
-    def fraction(self) -> float | None:
-        return self.successes / self.n if self.n else None
+    def n(self) -> int:
+        return self.score.n
 
     @property
     def rate(self) -> str:
-        return percent_text(self.fraction)
+        return percent_text(self.score.rate) if self.n else "–"
 
     @property
     def interval(self) -> str:
-        low, high = self.bounds
-        return f"{100 * low:.0f}–{100 * high:.0f} %" if self.n else "–"
+        return f"{100 * self.score.low:.0f}–{100 * self.score.high:.0f} %" if self.n else "–"
 
     @property
     def raw(self) -> str:
-        return f"{self.positive} of {self.n}" if self.n else "–"
+        return f"{self.score.raw_positive} of {self.n}" if self.n else "–"
 
     @property
     def steps(self) -> str:
-        return number_text(self.mean_steps)
+        return number_text(self.score.mean_steps) if self.n else "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +47,19 @@ class Success:
     total: Row
 
     @property
+    def scored_tasks(self) -> int:
+        return sum(row.n > 0 for row in self.rows)
+
+    @property
     def mean(self) -> str:
         """Mean of the tasks' rates: each task weighs the same, however many seeds it had."""
-        rates = [row.fraction for row in self.rows if row.fraction is not None]
+        rates = [row.score.rate for row in self.rows if row.n]
         return percent_text(sum(rates) / len(rates)) if rates else "–"
 
     def bars(self) -> list[Bar]:
         """The best task first; ties by name. Tasks without a scored episode have no bar."""
-        scored = [(row.fraction, row) for row in self.rows if row.fraction is not None]
-        scored.sort(key=lambda pair: (-pair[0], pair[1].task))
-        return [Bar(row.task, fraction, *row.bounds) for fraction, row in scored]
+        scored = sorted((row for row in self.rows if row.n), key=lambda row: (-row.score.rate, row.task))
+        return [Bar(row.task, row.score.rate, row.score.low, row.score.high) for row in scored]
 
 
 def success_of(recorded: Sequence[Recorded]) -> Success:
@@ -76,14 +70,10 @@ def success_of(recorded: Sequence[Recorded]) -> Success:
 
 def _row(task: str, recorded: Sequence[Recorded]) -> Row:
     outcomes = [one.outcome for one in recorded]
-    scored = [one.episode for one in recorded if one.outcome in ("success", "failure")]
+    results = [one.episode.result for one in recorded if one.outcome not in ("unfinished", "unchecked")]
     return Row(
         task=task,
-        n=len(scored),
-        successes=outcomes.count("success"),
-        positive=sum(episode.result is not None and episode.result.reward > 0 for episode in scored),
-        infrastructure=outcomes.count("infrastructure"),
+        score=score([result for result in results if result is not None]),
         unfinished=outcomes.count("unfinished"),
         unchecked=outcomes.count("unchecked"),
-        mean_steps=sum(len(episode.steps) for episode in scored) / len(scored) if scored else None,
     )

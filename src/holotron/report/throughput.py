@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holotron.agent.records import RunInfo, StepRecord
+from holotron.agent.summary import RunSummary, Session, session
 from holotron.agent.trajectory import Episode
 from holotron.report.readable import bytes_text, number_text, seconds_text
 
@@ -17,13 +18,11 @@ Interval = tuple[float, float]
 class Throughput:
     """Times are seconds, sizes bytes. Means over sessions (episodes); None where a run cannot know."""
 
-    actions: int
-    busy_s: float
+    speed: Session
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     image_tokens: int
-    first_action_s: float | None
     state_first: float | None
     state_last: float | None
     kv_first: float | None
@@ -34,16 +33,18 @@ class Throughput:
 
     def facts(self) -> list[tuple[str, str]]:
         """Names and values for a person. What the policy did not report is left out."""
+        speed = self.speed
         rows = [
-            ("Actions per second", number_text(self._rate(self.actions), 2)),
-            ("Actions", number_text(self.actions)),
-            ("Time with an episode running", seconds_text(self.busy_s)),
-            ("First action after", seconds_text(self.first_action_s)),
+            ("Actions per second", number_text(speed.actions_per_s, 2)),
+            ("Actions", number_text(speed.actions)),
+            ("Time", seconds_text(speed.seconds)),
+            ("First action after", seconds_text(speed.first_action_s)),
+            ("Workers", number_text(speed.workers)),
         ]
         if self.prompt_tokens or self.output_tokens:
             rows += [
-                ("Output tokens per second", number_text(self._rate(self.output_tokens))),
-                ("Prompt tokens per second", number_text(self._rate(self.prompt_tokens))),
+                ("Tokens per second", number_text(speed.tokens_per_s)),
+                ("Output tokens per second", number_text(speed.output_tokens_per_s)),
                 ("Prompt tokens", number_text(self.prompt_tokens)),
                 ("of these cached", number_text(self.cached_tokens)),
                 ("of these image tokens", number_text(self.image_tokens)),
@@ -61,25 +62,22 @@ class Throughput:
             ]
         return rows
 
-    def _rate(self, count: int) -> float | None:
-        return count / self.busy_s if self.busy_s > 0 else None
 
-
-def throughput_of(info: RunInfo, episodes: Sequence[Episode]) -> Throughput | None:
-    """None if no step was recorded. A gap between two sessions of one run is not counted as time."""
+def throughput_of(
+    info: RunInfo, episodes: Sequence[Episode], summary: RunSummary | None
+) -> Throughput | None:
+    """None if no step was recorded. Speed: the summary's, else worked out of the steps."""
     steps = [step for episode in episodes for step in episode.steps]
     if not steps:
         return None
     state = [[step.state_bytes for step in e.steps] for e in episodes if any(s.state_bytes for s in e.steps)]
     kv = [[step.kv_bytes for step in e.steps] for e in episodes if any(s.kv_bytes for s in e.steps)]
     return Throughput(
-        actions=sum(step.step is not None for step in steps),
-        busy_s=_covered(span for episode in episodes for span in _spans(episode)),
+        speed=summary.speed if summary and summary.speed.actions else _speed(info, episodes),
         prompt_tokens=sum(step.prompt_tokens for step in steps),
         cached_tokens=sum(step.cached_tokens for step in steps),
         output_tokens=sum(step.output_tokens for step in steps),
         image_tokens=sum(step.image_tokens for step in steps),
-        first_action_s=_first_action(info, steps),
         state_first=_mean(row[0] for row in state),
         state_last=_mean(row[-1] for row in state),
         kv_first=_mean(row[0] for row in kv),
@@ -88,6 +86,13 @@ def throughput_of(info: RunInfo, episodes: Sequence[Episode]) -> Throughput | No
         state_by_step=_mean_by_step(state),
         kv_by_step=_mean_by_step(kv),
     )
+
+
+def _speed(info: RunInfo, episodes: Sequence[Episode]) -> Session:
+    """Over the time in which an episode was running, so that a gap before a resumption does not count."""
+    steps = [step for episode in episodes for step in episode.steps]
+    seconds = _covered(span for episode in episodes for span in _spans(episode))
+    return session(steps, seconds, _first_action(info, steps), info.workers)
 
 
 def _duration(step: StepRecord) -> float:
