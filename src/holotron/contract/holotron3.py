@@ -111,8 +111,8 @@ class Holotron3:
     def system_prompt(self, settings: Settings) -> str:
         """The prompt with its parameters filled in.
 
-        It shows the full schema even when only `answer` is left, so that the last request shares the prefix of
-        all the others.
+        It shows the full schema even when only `answer` is left, so that the last request shares the prefix
+        of all the others.
         """
         values = {
             "date": settings.date,
@@ -127,8 +127,8 @@ class Holotron3:
     def messages(self, conversation: Conversation) -> list[dict[str, Any]]:
         """system; task; then per turn observation, step and result.
 
-        Raises ValueError for a turn before the last that has no step, or a screenshot whose bytes are not what
-        its record says.
+        Raises ValueError for a turn before the last that has no step, or a screenshot whose bytes are not
+        what its record says.
         """
         turns = conversation.turns
         messages: list[dict[str, Any]] = [

@@ -71,6 +71,11 @@ def read_object(text: str) -> dict[str, Any]:
     if rest:
         raise ContractError(f"reply: text after the JSON object, {_show(rest)}; answer with the object only")
     assert isinstance(value, dict)  # the text began with "{"
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # such text could be neither stored nor sent
+        lone = _show(error.object[error.start])
+        raise ContractError(f"reply: {lone} is half a character; write characters whole") from None
     return value
 
 
