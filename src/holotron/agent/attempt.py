@@ -197,7 +197,7 @@ class Attempt:
             **fields,
         )  # fmt: skip
 
-    def result(self, status: Status, error: str | None = None) -> EpisodeResult:
+    def result(self, status: Status) -> EpisodeResult:
         """Sum up. A limit met while the check already says success is a success: the state is what counts."""
         last = self.records[-1] if self.records else None
         if last and last.success and status != INFRA:
@@ -211,7 +211,7 @@ class Attempt:
         return EpisodeResult(
             task=self.task_name, seed=self.seed, goal=self.conversation.goal, status=status, success=success,
             reward=last.reward if last else 0.0, steps=len(self.records),
-            seconds=time.monotonic() - self.started, answer=answers[-1] if answers else None, error=error,
+            seconds=time.monotonic() - self.started, answer=answers[-1] if answers else None,
             contract_failures=sum(record.step is None for record in self.records), ended_at=time.time(),
             **sums,
         )  # fmt: skip

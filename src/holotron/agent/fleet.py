@@ -11,13 +11,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from holotron.agent.loop import Limits, TaskSource, run_episode
+from holotron.agent.loop import Limits, PolicyFor, TaskSource, run_episode, shared
 from holotron.agent.records import INFRA, EpisodeResult, RunInfo, StepRecord, package_versions
 from holotron.agent.summary import RunSummary, Session, read_summary, session, summarize, write_summary
 from holotron.agent.trajectory import (
@@ -90,7 +90,7 @@ class JobQueue:
 async def run_fleet(
     jobs: Sequence[Job],
     make_task: MakeTask,
-    policy: Policy,
+    policy: Policy | PolicyFor,
     contract: Contract,
     workers: int,
     run_dir: Path,
@@ -105,6 +105,7 @@ async def run_fleet(
 ) -> RunSummary:
     """Run all `jobs` and return, and write to `run_dir`, what they come to.
 
+    `policy` is shared by all workers, or called with a worker's task to get the policy for it.
     `started` (time.monotonic) is when the clock for the first action began; now, if None. With `resume`
     finished episodes are kept, unfinished and `infra_error` ones are done again (their steps stay beside
     them), and the prompt settings are those the run was started with. `model` names the weights or endpoint,
@@ -124,7 +125,7 @@ class Fleet:
     def __init__(
         self,
         make_task: MakeTask,
-        policy: Policy,
+        policy: Policy | PolicyFor,
         contract: Contract,
         run_dir: Path,
         limits: Limits,
@@ -148,10 +149,15 @@ class Fleet:
         old = read_info(self.run_dir) if (self.run_dir / "run.json").exists() else None
         if old is not None and not resume:
             raise TrajectoryError(f"{self.run_dir} already holds a run: resume it, or choose another folder.")
-        self.settings = Settings(**old.settings) if old else settings
+        limits = self.limits
+        self.settings = replace(
+            Settings(**old.settings) if old else settings,
+            max_steps=limits.max_steps,
+            max_seconds=limits.max_seconds,
+        )
         info = RunInfo(
-            model=model or self.policy.name,
-            policy=self.policy.name,
+            model=model or _name(self.policy),
+            policy=_name(self.policy),
             contract=self.contract.name,
             prompt_hash=self.contract.prompt_hash,
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -250,6 +256,10 @@ class Fleet:
 
     def _existing(self) -> list[Path]:
         return [folder for folder in self.folders if folder.is_dir()]
+
+
+def _name(policy: Policy | PolicyFor) -> str:
+    return str(getattr(policy, "name" if shared(policy) else "__name__", type(policy).__name__))
 
 
 def resume_hint(run_dir: Path) -> str:

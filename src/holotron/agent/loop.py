@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any, cast
 
 from holotron.agent.attempt import Attempt, OnStep
 from holotron.agent.limits import HangError, Limits, bounded
@@ -22,11 +23,12 @@ from holotron.contract.conversation import Settings
 from holotron.contract.policy import Policy, PolicyError
 from holotron.tasks.task import Task
 
-__all__ = ["INFRA_ERRORS", "Limits", "TaskSource", "run_episode"]
+__all__ = ["INFRA_ERRORS", "Limits", "PolicyFor", "TaskSource", "run_episode", "shared"]
 
 CLOSE_SECONDS = 10.0
 INFRA_ERRORS = (ComputerError, PolicyError, HangError)
 OnRetry = Callable[[int, str], None]
+PolicyFor = Callable[[Any], Policy]
 
 
 class TaskSource:
@@ -50,10 +52,19 @@ class TaskSource:
                     await task.close()
 
 
+def shared(policy: Policy | PolicyFor) -> bool:
+    """Whether this is one policy for all tasks, not a maker of policies (such as a class of them)."""
+    return hasattr(policy, "decide") and not isinstance(policy, type)
+
+
+def policy_of(policy: Policy | PolicyFor, task: Task) -> Policy:
+    return cast(Policy, policy) if shared(policy) else cast(PolicyFor, policy)(task)
+
+
 async def run_episode(
     source: TaskSource,
     task_name: str,
-    policy: Policy,
+    policy: Policy | PolicyFor,
     contract: Contract,
     seed: int,
     limits: Limits,
@@ -64,15 +75,18 @@ async def run_episode(
 ) -> EpisodeResult:
     """Run one episode to its end and write its trajectory.
 
+    `policy` decides for any task, or is called with the task to get the policy for it (scripted oracles).
     Infrastructure failures restart it up to `limits.infra_retries` times; each attempt lost is kept beside it
     as a partial one. Raises TrajectoryError if the disk fails.
     """
     settings = replace(settings or Settings(), max_steps=limits.max_steps, max_seconds=limits.max_seconds)
     for failures in range(limits.infra_retries + 1):
-        attempt = Attempt(task_name, seed, policy, contract, limits, writer, settings, on_step)
+        attempt: Attempt | None = None
         await asyncio.to_thread(writer.begin)
         try:
             task = await bounded(source.get(), limits.act_seconds, f"opening task {task_name}")
+            decider = policy_of(policy, task)
+            attempt = Attempt(task_name, seed, decider, contract, limits, writer, settings, on_step)
             result = await attempt.run(task)
         except INFRA_ERRORS as error:
             await source.discard()
@@ -83,7 +97,11 @@ async def run_episode(
                     on_retry(failures + 1, problem)
                 await asyncio.sleep(0.2 * 2**failures)
                 continue
-            result = attempt.result(INFRA, error=problem)
+            if attempt is None:  # no task could be opened
+                result = EpisodeResult(task=task_name, seed=seed, status=INFRA)
+            else:
+                result = attempt.result(INFRA)
+            result = result.model_copy(update={"error": problem})
         result = result.model_copy(update={"infra_failures": failures + (result.status == INFRA)})
         await asyncio.to_thread(writer.finish, result)
         return result
