@@ -54,9 +54,11 @@ install_packages() {
 }
 
 pip_install() {
-    # PIP_ARGS is meant to split into words.
+    quiet=--quiet
+    if [ -t 2 ]; then quiet=; fi # somebody is watching: show that the download moves
+    # Both are meant to split into words.
     # shellcheck disable=SC2086
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+    "$VENV/bin/python" -m pip install $quiet --disable-pip-version-check \
         -c "$VENV/constraints.txt" ${PIP_ARGS:-} "$@" ||
         die "pip could not install $*; the lines above say why. After mending it, type the same make command again"
 }
@@ -68,15 +70,16 @@ get_chromium() {
     # A browser that was named but does not start is the user's to correct.
     if [ -n "${HOLOTRON_CHROMIUM:-}" ]; then find_chromium; return; fi
     say "no Chromium found; asking Playwright for one"
-    "$VENV/bin/python" -m playwright install chromium >"$VENV/chromium.log" 2>&1 || true
-    if find_chromium 2>/dev/null; then return; fi
+    # Root can mend what refused: libraries that a downloaded one lacks, or the download itself.
+    mend="apt-get install -y --no-install-recommends chromium"
+    if "$VENV/bin/python" -m playwright install chromium >"$VENV/chromium.log" 2>&1; then
+        mend="$VENV/bin/python -m playwright install-deps chromium"
+        if find_chromium 2>/dev/null; then return; fi
+    fi
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-        say "Playwright's did not come or does not start ($VENV/chromium.log); asking apt-get"
-        for attempt in "apt-get update" "$VENV/bin/python -m playwright install-deps chromium" \
-            "apt-get install -y --no-install-recommends chromium"; do
-            DEBIAN_FRONTEND=noninteractive $attempt >>"$VENV/chromium.log" 2>&1 </dev/null || true
-            if find_chromium 2>/dev/null; then return; fi
-        done
+        say "Playwright's did not come or does not start ($VENV/chromium.log); trying: $mend"
+        export DEBIAN_FRONTEND=noninteractive
+        { apt-get update && $mend; } >>"$VENV/chromium.log" 2>&1 </dev/null || true
     fi
     find_chromium
 }

@@ -1,0 +1,137 @@
+"""Write the measured figures into the documents that show them.
+
+    python benchmarks/tables.py          rewrite every block that is out of date
+    python benchmarks/tables.py --check  only say which are, and exit with 1
+
+A block names a file of benchmarks/results, and may pick figures of it and their order:
+
+    <!-- figures:pilot parameters demo_seconds -->
+    (generated)
+    <!-- /figures -->
+
+Figures named `*_mean` or `*_rate` are fractions from 0 to 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(
+    r"(?P<open><!-- figures:(?P<name>[\w-]+)(?P<picked>(?: [\w-]+)*) -->\n).*?(?P<close><!-- /figures -->)",
+    re.DOTALL,
+)
+# What a reader calls a figure, in English and Spanish. One that is not listed appears under its own name.
+LABELS = {
+    "miniwob_easy20_mean": (
+        "Mean success on 20 easy MiniWoB++ tasks, unseen seeds",
+        "Éxito medio en 20 tareas fáciles de MiniWoB++, semillas no vistas",
+    ),
+    "miniwob_easy20_tasks_ge_60": (
+        "Tasks of the 20 with at least 60 % success",
+        "Tareas, de las 20, con al menos un 60 % de éxito",
+    ),
+    "random_easy20_mean": ("The same with random clicks", "Lo mismo con clics al azar"),
+    "untrained_easy20_mean": ("The same with an untrained pilot", "Lo mismo con un piloto sin entrenar"),
+    "parameters": ("Parameters of the pilot", "Parámetros del piloto"),
+    "demo_first_action_s": ("Demo: time to the first action", "Demo: tiempo hasta la primera acción"),
+    "demo_seconds": ("Demo: time in all, 60 episodes", "Demo: tiempo total, 60 episodios"),
+    "actions_per_s": ("Demo: actions per second", "Demo: acciones por segundo"),
+    "state_bytes_step_1": (
+        "Recurrent state per session after 1 step",
+        "Estado recurrente por sesión tras 1 paso",
+    ),
+    "state_bytes_step_20": (
+        "Recurrent state per session after 20 steps",
+        "Estado recurrente por sesión tras 20 pasos",
+    ),
+}
+WORDS = {
+    "en": ("figure", "value", "Measured by `{command}`{rest}.", "Not measured yet."),
+    "es": ("cifra", "valor", "Medido con `{command}`{rest}.", "Aún sin medir."),
+}
+
+
+def documents(root: Path = ROOT) -> Iterator[Path]:
+    for pattern in ("README*.md", "docs/**/*.md", "weights/*/*.md"):
+        yield from sorted(root.glob(pattern))
+
+
+def refreshed(text: str, language: str, results: Path = RESULTS) -> str:
+    """`text` with every block made anew. Raises ValueError for a figure that the results do not hold."""
+
+    def block(found: re.Match[str]) -> str:
+        body = table(results / f"{found['name']}.json", found["picked"].split(), language)
+        return f"{found['open']}{body}\n{found['close']}"
+
+    return BLOCK.sub(block, text)
+
+
+def table(file: Path, picked: list[str], language: str) -> str:
+    figure, value, measured, unmeasured = WORDS[language]
+    if not file.is_file():
+        return unmeasured
+    result = json.loads(file.read_text())
+    figures: dict[str, float] = result["figures"]
+    for name in picked:
+        if name not in figures:
+            raise ValueError(f"{file}: no figure {name!r}; it holds {', '.join(figures)}")
+    rows = [f"| {figure} | {value} |", "|---|---:|"]
+    for name in picked or figures:
+        label = LABELS[name][language == "es"] if name in LABELS else f"`{name}`"
+        rows.append(f"| {label} | {shown(name, figures[name], language)} |")
+    rest = "".join(
+        f", {part}" for part in (_flat(result.get("machine")), result.get("date"), _commit(result)) if part
+    )
+    return "\n".join([*rows, "", measured.format(command=result.get("command", file.name), rest=rest)])
+
+
+def shown(name: str, value: float, language: str) -> str:
+    """A figure with the unit that its name implies."""
+    if name.endswith(("_mean", "_rate")):
+        text, unit = f"{100 * value:.1f}", " %"
+    elif "bytes" in name:
+        text, unit = f"{value / 1024:,.1f}", " KiB"
+    elif name == "parameters":
+        text, unit = f"{value / 1e6:.2f}", " M"
+    elif name.endswith(("_seconds", "_s")) and not name.endswith("_per_s"):
+        text, unit = f"{value:,.1f}", " s"
+    else:
+        text, unit = (f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"), ""
+    if language == "es":
+        text = text.translate(str.maketrans(",.", ".,"))
+    return text + unit
+
+
+def _flat(machine: Any) -> str:
+    parts = machine.values() if isinstance(machine, dict) else [machine]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _commit(result: dict[str, Any]) -> str:
+    commit = str(result.get("commit") or "")
+    return f"commit {commit[:10]}" if commit else ""
+
+
+def main() -> int:
+    stale = []
+    for document in documents():
+        text = document.read_text()
+        new = refreshed(text, "es" if document.name.endswith(".es.md") else "en")
+        if new != text:
+            stale.append(document)
+            if "--check" not in sys.argv:
+                document.write_text(new)
+    for document in stale:
+        print(f"{'out of date' if '--check' in sys.argv else 'rewritten'}: {document.relative_to(ROOT)}")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
