@@ -179,7 +179,9 @@ class HttpPolicy:
         """Cooler from the second attempt on, measured from the first; greedy stays greedy."""
         first = self.extra.get("temperature", self.contract.request_defaults.get("temperature", 0.0))
         if first > 0:
-            body["temperature"] = max(self.retry.temperature_floor, first - self.retry.temperature_step)
+            body["temperature"] = max(
+                self.retry.temperature_floor, round(first - self.retry.temperature_step, 6)
+            )
 
     async def _ask(self, body: dict[str, Any]) -> Reply:
         status, answer = await self._exchange("POST", "/chat/completions", body)
