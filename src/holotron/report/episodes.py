@@ -124,6 +124,11 @@ def _name(episode: Episode, planned: dict[Path, tuple[str, int]]) -> tuple[str, 
     return (task, int(seed)) if task and seed.isdecimal() else (episode.folder.name, 0)
 
 
+def short_name(model: str) -> str:
+    """The last part of a path or address, which says enough in a title."""
+    return model.rstrip("/").rpartition("/")[2] or model
+
+
 def failures_first(recorded: Iterable[Recorded]) -> list[Recorded]:
     order = list(VERDICTS)
     return sorted(recorded, key=lambda one: (order.index(one.outcome), one.task, one.seed))

@@ -33,17 +33,22 @@ def width_limit(screenshots: int) -> int:
     return NARROWEST
 
 
-def read_frame(path: Path, max_width: int) -> Frame:
-    """Read and re-encode one screenshot; a missing or broken file becomes a Frame that says so."""
+def open_screenshot(path: Path) -> tuple[Image.Image | None, str]:
+    """The picture in RGB, or None and a sentence about what is wrong with the file."""
     try:
         with Image.open(path) as image:
-            image.load()
-            return _encode(image.convert("RGB"), max_width)
+            return image.convert("RGB"), ""
     except FileNotFoundError:
-        return Frame(problem=f"{path.name} is missing")
+        return None, f"{path.name} is missing"
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
         # Pillow reports a cut or damaged PNG by any of these.
-        return Frame(problem=f"{path.name} cannot be read as an image")
+        return None, f"{path.name} cannot be read as an image"
+
+
+def read_frame(path: Path, max_width: int) -> Frame:
+    """Read and re-encode one screenshot; a missing or broken file becomes a Frame that says so."""
+    image, problem = open_screenshot(path)
+    return Frame(problem=problem) if image is None else _encode(image, max_width)
 
 
 def _encode(image: Image.Image, max_width: int) -> Frame:

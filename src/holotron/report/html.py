@@ -24,6 +24,7 @@ from holotron.report.episodes import (
     episode_views,
     failures_first,
     read_recorded,
+    short_name,
 )
 from holotron.report.plots import latency_histogram, memory_by_step, success_bars
 from holotron.report.success import Success, success_of
@@ -73,7 +74,7 @@ def _report(run_dir: Path) -> Report:
     throughput = throughput_of(info, [one.episode for one in recorded], _summary(run_dir))
     counts = {name: sum(one.outcome == name for one in recorded) for name in VERDICTS}
     return Report(
-        title=f"{_short(info.model)} on {_tasks_text(info, recorded)}",
+        title=f"{short_name(info.model)} on {_tasks_text(info, recorded)}",
         notices=(*_unfinished(info, recorded), *problems),
         facts=tuple(_facts(info)),
         success=success,
@@ -124,11 +125,6 @@ def _plots(success: Success, throughput: Throughput | None) -> Plots:
     )
 
 
-def _short(model: str) -> str:
-    """The last part of a path or address; the header has the whole."""
-    return model.rstrip("/").rpartition("/")[2] or model
-
-
 def _when(started_at: str) -> str:
     try:
         return f"{datetime.fromisoformat(started_at).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
@@ -168,7 +164,13 @@ def _facts(info: RunInfo) -> Iterable[tuple[str, str]]:
 
 
 def _mapping_text(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items() if value != "")
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items() if value != ""
+    )
+
+
+def _plain(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def ranges_text(numbers: Sequence[int]) -> str:

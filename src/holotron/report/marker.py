@@ -35,7 +35,7 @@ def marker_of(
     if point is None:
         return None
     name = call.get("tool_name")
-    radius = max(css_width, 1.0) * 0.045
+    radius = max(css_width, 1.0) * 0.042
     tail, tip = None, point
     if name == "drag_to":
         tail = cursor

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from holotron.report.readable import binary_unit
+from holotron.report.readable import binary_unit, seconds_text
 
 INK = "#010203"  # stands for currentColor until the SVG is written
 BLUE, ORANGE, GREY = "#3b8ac4", "#d9822b", "#8a8f98"
@@ -76,7 +76,7 @@ def latency_histogram(seconds: Sequence[float]) -> str:
         axes.hist(ordered, bins=min(40, max(8, len(ordered) // 4)), color=BLUE, alpha=0.75)
         for share, colour, name in ((0.5, ORANGE, "median"), (0.95, GREY, "95th percentile")):
             value = quantile(ordered, share)
-            axes.axvline(value, color=colour, linewidth=1.6, label=f"{name} {value:.2f} s")
+            axes.axvline(value, color=colour, linewidth=1.6, label=f"{name} {seconds_text(value)}")
         axes.set_xlim(left=0)
         axes.set_xlabel("seconds per step")
         axes.set_ylabel("steps")

@@ -25,7 +25,8 @@ def _pointing(verb: str, call: Mapping[str, Any]) -> str:
     target = call.get("element") or ""
     aim = f" {quoted(str(target))}" if target else ""
     which = f" with the {button} button" if button != "left" else ""
-    return f"{verb}{aim} at ({call.get('x', '?')}, {call.get('y', '?')}){which}"
+    place = f" at ({call['x']}, {call['y']})" if "x" in call and "y" in call else ""
+    return f"{verb}{aim}{place}{which}"
 
 
 def _write(call: Mapping[str, Any]) -> str:
@@ -78,8 +79,13 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def tool_call_text(call: Mapping[str, Any]) -> str:
-    """One line for a tool call dumped as a dict. An unknown tool is shown as name and JSON."""
+def tool_call_text(call: Mapping[str, Any], places: bool = True) -> str:
+    """One line for a tool call dumped as a dict, without coordinates unless `places`.
+
+    Coordinates are the contract's. An unknown tool is shown as name and JSON.
+    """
+    if not places:
+        call = {key: value for key, value in call.items() if key not in ("x", "y")}
     name = str(call.get("tool_name", "?"))
     if name in _WORDS:
         return _WORDS[name](call)
