@@ -18,12 +18,16 @@ STEP_TEXT = json.dumps(STEP)
 
 @dataclass
 class Answer:
-    """`body` as bytes is sent as it is; anything else as JSON. `drip` seconds pass before each byte."""
+    """`body` as bytes is sent as it is; anything else as JSON. `drip` seconds pass after each byte.
+
+    With a `meeting` nobody is answered before all parties have asked.
+    """
 
     body: Any
     status: int = 200
     wait: float = 0.0
     drip: float = 0.0
+    meeting: threading.Barrier | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -46,8 +50,6 @@ class Endpoint:
     raw: list[bytes] = field(default_factory=list)  # bodies of the POST requests
     headers: list[dict[str, str]] = field(default_factory=list)
     models: Any = field(default_factory=lambda: {"object": "list", "data": [{"id": "pilot"}]})
-    at_once: int = 0
-    most_at_once: int = 0
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
@@ -66,11 +68,12 @@ def serve(*answers: Answer) -> Iterator[Endpoint]:
                 endpoint.raw.append(body)
                 endpoint.headers.append(dict(self.headers))
                 answer = endpoint.answers.pop(0) if len(endpoint.answers) > 1 else endpoint.answers[0]
-                endpoint.at_once += 1
-                endpoint.most_at_once = max(endpoint.most_at_once, endpoint.at_once)
             time.sleep(answer.wait)
-            with lock:
-                endpoint.at_once -= 1
+            if answer.meeting:
+                try:
+                    answer.meeting.wait(20)
+                except threading.BrokenBarrierError:
+                    answer = Answer({"error": "the others never came"}, 500)
             if self.path != "/v1/chat/completions":
                 answer = Answer({"error": {"message": f"no such path {self.path}"}}, 404)
             self._send(answer)

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import socket
+import threading
 import time
 from typing import Any
 
@@ -271,12 +272,12 @@ async def test_a_proxy_for_the_world_is_not_asked_about_this_machine(
 
 async def test_concurrent_decisions_reach_the_server_together(contract: Contract) -> None:
     answer = completion()
-    answer.wait = 0.3
+    answer.meeting = threading.Barrier(8)
     with serve(answer) as endpoint:
         policy = HttpPolicy(endpoint.url, "pilot", contract)
-        await asyncio.gather(*(policy.decide(conversation()) for _ in range(8)))
+        decisions = await asyncio.gather(*(policy.decide(conversation()) for _ in range(8)))
         await policy.close()
-    assert endpoint.most_at_once == 8
+    assert [decision.attempts for decision in decisions] == [1] * 8
 
 
 async def test_half_a_surrogate_pair_cannot_get_in(contract: Contract) -> None:
