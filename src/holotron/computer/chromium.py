@@ -120,13 +120,6 @@ def _version(path: Path) -> str | None:
     return found[0] if found else None
 
 
-if __name__ == "__main__":  # set-up asks for the path alone
-    try:
-        print(find_chromium().path)
-    except ChromiumMissing as missing:
-        sys.exit(str(missing))
-
-
 def chromium_flags() -> list[str]:
     """The switches that every Chromium of ours starts with, beside Playwright's own.
 
@@ -147,3 +140,10 @@ def chromium_flags() -> list[str]:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         flags.append("--no-sandbox")
     return flags
+
+
+if __name__ == "__main__":  # set-up asks for the path alone
+    try:
+        print(find_chromium().path)
+    except ChromiumMissing as missing:
+        sys.exit(str(missing))
