@@ -21,7 +21,7 @@ _INIT = Path(__file__).with_name("page_init.js").read_text(encoding="utf-8")
 
 
 class Browser:
-    """Owns the process. After a crash the next `new_computer` starts another; computers of the old one are lost.
+    """Owns the process. After a crash the next `new_computer` starts another; those of the old one are lost.
 
     Use as `async with await Browser.launch() as browser:`.
     """

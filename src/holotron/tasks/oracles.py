@@ -183,8 +183,11 @@ def _click_option(page: Page) -> Move:
 
 @_oracle("click-checkboxes")
 def _click_checkboxes(page: Page) -> Move:
-    wanted = set(_word(r"^Select (.*) and click Submit\.$", page).split(", "))
-    return _select(page, [e for e in page.elements if e.kind == "checkbox"], lambda e: e.text in wanted)
+    """In the order of the goal, so that what comes next follows from goal and history alone."""
+    wanted = _word(r"^Select (.*) and click Submit\.$", page).split(", ")
+    boxes = [e for e in page.elements if e.kind == "checkbox"]
+    boxes.sort(key=lambda e: wanted.index(e.text) if e.text in wanted else len(wanted))
+    return _select(page, boxes, lambda e: e.text in wanted)
 
 
 @_oracle("click-shades")
