@@ -1,8 +1,8 @@
 """What a browser may reach.
 
-Addresses of the machine itself (`file:`, `chrome:` and the like) are always refused. With an allow-list of hosts
-every connection of the browser goes through a proxy of its own that opens none to another host. So redirects,
-popups, frames, workers and sockets are covered alike: the refusal does not depend on who asked.
+Addresses of the machine itself (`file:`, `chrome:` and the like) are always refused. With an allow-list of
+hosts every connection of the browser goes through a proxy of its own that opens none to another host. So
+redirects, popups, frames, workers and sockets are covered alike: the refusal does not depend on who asked.
 """
 
 from __future__ import annotations

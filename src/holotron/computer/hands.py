@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from playwright.async_api import Error, Page
 
 from holotron.computer.computer import Point
-from holotron.computer.keys import MODIFIERS, browser_key, chord
+from holotron.computer.keys import browser_key, chord
 from holotron.contract.step import (
     Click,
     DoubleClick,
@@ -55,7 +55,7 @@ class Hands:
         return min(max(x, 0.0), self.width - 1.0), min(max(y, 0.0), self.height - 1.0)
 
     async def carry_out(self, page: Page, call: Tool, point: Point | None) -> str:
-        """Returns what the model should know, "" when there is nothing; raises UnknownKey or Playwright's Error."""
+        """Returns what the model should know, "" if nothing; raises UnknownKey or Playwright's Error."""
         match call:
             case Click():
                 self.cursor = self.inside(point)
@@ -147,10 +147,7 @@ async def _press_chord(page: Page, hold: list[str], tap: list[str]) -> None:
             await page.keyboard.down(key)
             down.append(key)
         for key in tap:
-            await page.keyboard.press("+" if key == "+" else key)
+            await page.keyboard.press(key)
     finally:
         for key in reversed(down):
             await page.keyboard.up(key)
-
-
-__all__ = ["MODIFIERS", "WHEEL_CLICK_PX", "Hands"]

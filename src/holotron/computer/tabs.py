@@ -23,7 +23,7 @@ class Tab:
 
 
 class Tabs:
-    """Follows new tabs, answers dialogs by DIALOG_POLICY and keeps the news for the model until it is read."""
+    """Follows new tabs, answers dialogs by DIALOG_POLICY and keeps the news until the model is told."""
 
     def __init__(self, context: BrowserContext, guard: Guard) -> None:
         self.context = context

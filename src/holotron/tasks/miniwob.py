@@ -1,7 +1,7 @@
 """MiniWoB++ tasks, driven in a browser without any other framework.
 
-The model sees the task's area only, 160x160 CSS pixels: the page is scrolled by the 50 pixels of its yellow query
-bar, and the goal is given as text. With `show_query` it sees the whole page of 160x210 pixels.
+The model sees the task's area only, 160x160 CSS pixels: the page is scrolled by the 50 pixels of its yellow
+query bar, and the goal is given as text. With `show_query` it sees the whole page of 160x210 pixels.
 Success is raw reward 1 (BrowserGym counts any raw reward above 0; `Transition.reward` keeps the number).
 """
 
@@ -62,8 +62,8 @@ class UnknownTask(ValueError):
 class MiniWobTask:
     """Implements Task. The page is loaded once and kept for later resets of the same task.
 
-    `goal` is the text of the running episode. Raises UnknownTask, and ValueError for a computer whose viewport
-    is not `viewport(show_query)`.
+    `goal` is the text of the running episode. Raises UnknownTask, and ValueError for a computer whose
+    viewport is not `viewport(show_query)`.
     """
 
     def __init__(self, computer: BrowserComputer, name: str, show_query: bool = False) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,7 @@ def _focus_text_2(page: Page) -> Move:
     return Move(FOCUS, target, f"{nth} text field")
 
 
-def _fill(page: Page, fields: Iterator[tuple[str, str, str]], button: str) -> Move:
+def _fill(page: Page, fields: Sequence[tuple[str, str, str]], button: str) -> Move:
     """(id, name, text) of each field. The one in the focus comes first, so no click is spent twice."""
     wrong = []
     for identity, name, text in fields:
@@ -240,22 +240,20 @@ def _fill(page: Page, fields: Iterator[tuple[str, str, str]], button: str) -> Mo
 
 @_oracle("enter-text")
 def _enter_text(page: Page) -> Move:
-    return _fill(page, iter([("tt", "text field", _word(r'"(.*)"', page))]), "Submit")
+    return _fill(page, [("tt", "text field", _word(r'"(.*)"', page))], "Submit")
 
 
 @_oracle("enter-password")
 def _enter_password(page: Page) -> Move:
     text = _word(r'"(.*)"', page)
-    return _fill(
-        page, iter([("password", "password field", text), ("verify", "verify field", text)]), "Submit"
-    )
+    return _fill(page, [("password", "password field", text), ("verify", "verify field", text)], "Submit")
 
 
 @_oracle("login-user")
 def _login_user(page: Page) -> Move:
     user, password = (page.quoted() + ["", ""])[:2]
     fields = [("username", "username field", user), ("password", "password field", password)]
-    return _fill(page, iter(fields), "Login")
+    return _fill(page, fields, "Login")
 
 
 @_oracle("click-collapsible")
@@ -268,8 +266,9 @@ def _click_collapsible(page: Page) -> Move:
 class OraclePolicy:
     """Implements Policy for one task. Decides from the page as it is now and `conversation.goal`.
 
-    `Decision.extra` holds `box`, the clickable part of the target as [x0, y0, x1, y1] in CSS pixels of the viewport
-    (None for typing and scrolling), and `target`, its visible text. Raises NoTarget where the page has no way on.
+    `Decision.extra` holds `box`, the clickable part of the target as [x0, y0, x1, y1] in CSS pixels of the
+    viewport (None for typing and scrolling), and `target`, its visible text. Raises NoTarget where the page has
+    no way on.
     """
 
     task: MiniWobTask
@@ -310,5 +309,5 @@ def _step(move: Move, width: int, height: int) -> Step:
         )
         return Step(thought=DOWN if below else UP, tool_call=call)
     x, y = target.point
-    point = {"x": round(1000 * x / width), "y": round(1000 * y / height)}
-    return Step(thought=move.thought, tool_call=Click(element=move.element, **point))
+    click = Click(element=move.element, x=round(1000 * x / width), y=round(1000 * y / height))
+    return Step(thought=move.thought, tool_call=click)
