@@ -197,6 +197,11 @@ class BrowserComputer:
 
     # For tasks
 
+    async def settle(self) -> None:
+        """Wait until the page has drawn what it is about to draw (see `settle`), as after an action."""
+        async with self._alive("waiting for the page"):
+            await (await self.tabs.current()).activity.settle()
+
     async def goto(self, url: str) -> None:
         """Open the address in the only tab left; raises ComputerError naming it where that fails."""
         async with self._alive(f"opening {url}"):

@@ -96,6 +96,7 @@ class MiniWobTask:
         started = await self._computer.evaluate(
             "([seed, start]) => holotron.reset(seed, start)", [seed, EPISODE_START_MS]
         )
+        await self._computer.settle()  # a dialog's icons are fetched when it first appears
         if not started["ready"]:
             raise ComputerError(f"{self.name} was not ready 10 s after its reset with seed {seed}")
         self._over = None

@@ -35,8 +35,6 @@ top => {
       const limit = RealDate.now() + 10000;
       while (!WOB_TASK_READY && RealDate.now() < limit) await frame();
       window.scrollTo(0, top);
-      await frame();
-      await frame();
       const said = core.getUtterance();
       return { ready: WOB_TASK_READY, goal: typeof said === 'string' ? said : said.utterance };
     },

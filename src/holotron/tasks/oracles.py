@@ -267,8 +267,8 @@ class OraclePolicy:
     """Implements Policy for one task. Decides from the page as it is now and `conversation.goal`.
 
     `Decision.extra` holds `box`, the clickable part of the target as [x0, y0, x1, y1] in CSS pixels of the
-    viewport (None for typing and scrolling), and `target`, its visible text. Raises NoTarget where the page has
-    no way on.
+    viewport (None for typing and scrolling), and `target`, its visible text. Raises NoTarget where the page
+    has no way on.
     """
 
     task: MiniWobTask
