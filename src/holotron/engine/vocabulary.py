@@ -1,0 +1,99 @@
+"""A checkpoint's tokenizer as the engine sees it: exact bytes of tokens, text that cannot fake markers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from llguidance import LLTokenizer
+from llguidance.hf import from_tokenizer
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from holotron.engine.errors import ModelLoadError
+
+
+class Vocabulary:
+    """`size` is the model's: ids that the tokenizer does not know are never generated.
+
+    Raises ModelLoadError where tokenizer and model do not fit, or a token's bytes are not its text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, size: int) -> None:
+        if len(tokenizer) > size:
+            raise ModelLoadError(f"the tokenizer has {len(tokenizer)} tokens, the model only {size}")
+        if tokenizer.eos_token_id is None:
+            raise ModelLoadError("the tokenizer names no eos_token, so nothing would end a reply")
+        self.tokenizer = tokenizer
+        self.size = size
+        self.eos = int(tokenizer.eos_token_id)
+        self.grammar_tokenizer: LLTokenizer = from_tokenizer(tokenizer, n_vocab=size, eos_token=self.eos)
+        added = tokenizer.added_tokens_decoder
+        self.specials = frozenset(i for i, token in added.items() if token.special)
+        self._special_texts = sorted({str(added[i].content) for i in self.specials}, key=len, reverse=True)
+        self.token_bytes = [
+            b"" if i in self.specials or i >= len(tokenizer) else self.grammar_tokenizer.decode_bytes([i])
+            for i in range(size)
+        ]
+        for i, token in added.items():
+            if i not in self.specials and self.token_bytes[i] != str(token.content).encode():
+                raise ModelLoadError(f"token {i} {token.content!r} is {self.token_bytes[i]!r} to the grammar")
+        self.lengths: NDArray[np.int32] = np.array([len(b) for b in self.token_bytes], dtype=np.int32)
+        self.unknown = torch.arange(size) >= len(tokenizer)
+        self.has_unknown = size > len(tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt as written; special tokens spelled in it count as such."""
+        # the backend's own encode holds no state, so several threads may prepare requests at once
+        return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_chat(self, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]) -> list[int]:
+        """Token ids of messages under the checkpoint's chat template, open for the assistant's reply.
+
+        A special token spelled inside a message's text is encoded as plain text: what a page shows must not
+        become a role marker or an image. Raises ValueError for messages the template refuses.
+        """
+        if not self.tokenizer.chat_template:
+            raise ValueError("this checkpoint has no chat template; use generate with a prompt")
+        seam = _unused_character(messages)
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                _map_texts(messages, lambda text: self._defuse(text, seam)),
+                tokenize=False,
+                add_generation_prompt=True,
+                **template_kwargs,
+            )
+        except Exception as error:  # jinja raises many kinds, and templates their own
+            raise ValueError(f"the chat template refused the messages: {error}") from error
+        return [i for part in str(rendered).split(seam) for i in self.encode(part)]
+
+    def _defuse(self, text: str, seam: str) -> str:
+        for special in self._special_texts:
+            if special in text:
+                text = text.replace(special, special[0] + seam + special[1:])
+        return text
+
+
+def _map_texts(messages: list[dict[str, Any]], change: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Messages with every text changed and every image part reduced to its type."""
+    mapped = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            content = change(content)
+        elif content is not None:
+            content = [
+                {**part, "text": change(part["text"])} if part["type"] == "text" else {"type": "image"}
+                for part in content
+            ]
+        mapped.append({**message, "content": content})
+    return mapped
+
+
+def _unused_character(messages: list[dict[str, Any]]) -> str:
+    """A private-use character that no text holds, the same for the same messages."""
+    seen: set[str] = set()
+    _map_texts(messages, seen.update)
+    return next(chr(c) for c in range(0xE000, 0xF900) if chr(c) not in seen)
