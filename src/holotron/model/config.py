@@ -184,7 +184,8 @@ class HolotronConfig(PretrainedConfig):
         self.img_context_token = img_context_token
         self.img_start_token = img_start_token
         self.img_end_token = img_end_token
-        self.img_context_token_id = img_context_token_id
+        omni_name = kwargs.pop("image_token_id", None)
+        self.img_context_token_id = omni_name if img_context_token_id is None else img_context_token_id
         # first ids of the contiguous runs of the 1001 `,"x":N` and `,"y":N` tokens, if the vocabulary has them
         self.coordinate_tokens = coordinate_tokens
         kwargs.pop("tie_word_embeddings", None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
@@ -15,7 +17,7 @@ from holotron.model.conv_tower import ConvTower, ConvTowerConfig
 from holotron.model.grounding import GroundingConfig, GroundingHead
 from holotron.model.language import LanguageModel
 from holotron.model.projector import Projector, pixel_shuffle_v2
-from holotron.model.radio import RadioConfig, RadioTower
+from holotron.model.radio import InputConditioner, RadioConfig, RadioTower
 
 
 @dataclass(slots=True)
@@ -49,6 +51,13 @@ class HolotronForConditionalGeneration(PreTrainedModel):
     _supports_sdpa = True
     _no_split_modules = ["Layer"]
     _keep_in_fp32_modules_strict = ["A_log", "D", "dt_bias"]
+    # What other releases store and this model neither has nor needs.
+    _keys_to_ignore_on_load_unexpected = [
+        r"(^|\.)mtp\.",
+        r"\.video_embedder\.",
+        r"\.layer_scale[12]\.lambda1$",
+    ]
+    _keys_to_ignore_on_load_missing = [r"\.input_conditioner\."]
 
     def __init__(self, config: HolotronConfig) -> None:
         super().__init__(config)
@@ -71,7 +80,28 @@ class HolotronForConditionalGeneration(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Parameters are initialised where they are made; nothing to redo."""
+        """Parameters are initialised where they are made; only what a file may lack is redone here."""
+        if isinstance(module, InputConditioner):
+            module.reset_buffers()
+
+    @classmethod
+    def from_pretrained(cls, path: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """As transformers', but weights that do not fit the config are a ConfigError that names the keys."""
+        wants_info = kwargs.pop("output_loading_info", False)
+        kwargs["ignore_mismatched_sizes"] = True  # reported below, by name
+        loaded: Any = super().from_pretrained(path, *args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        wrong = {kind: sorted(info[f"{kind}_keys"]) for kind in ("missing", "unexpected")}
+        wrong["mismatched"] = [
+            f"{key} is {tuple(stored)} in the file and {tuple(wanted)} by the config"
+            for key, stored, wanted in sorted(info["mismatched_keys"])
+        ]
+        wrong = {kind: keys for kind, keys in wrong.items() if keys}
+        if wrong:
+            text = "; ".join(f"{name}: {', '.join(keys[:8])}" for name, keys in wrong.items())
+            raise ConfigError(f"the weights in {path} do not fit its config: {text}")
+        check_layer_scales(path)
+        return (model, info) if wants_info else model
 
     def get_input_embeddings(self) -> nn.Module:
         return self.language_model.backbone.embeddings
@@ -129,7 +159,14 @@ class HolotronForConditionalGeneration(PreTrainedModel):
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=(hidden,))
 
 
+def check_layer_scales(folder: str | Path) -> None:
+    """The tower has no layer scales because RADIO stores ones. Raises ConfigError where it does not."""
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(str(file), framework="pt") as weights:
+            for key in weights.keys():
+                if key.endswith(".lambda1") and not bool((weights.get_tensor(key) == 1).all()):
+                    raise ConfigError(f"{file}: {key} is not 1; scaled vision blocks are not supported")
+
+
 def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
-
-

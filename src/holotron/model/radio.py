@@ -116,8 +116,14 @@ class InputConditioner(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("norm_mean", torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(3, 1, 1))
-        self.register_buffer("norm_std", torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(3, 1, 1))
+        self.register_buffer("norm_mean", torch.empty(3, 1, 1))
+        self.register_buffer("norm_std", torch.empty(3, 1, 1))
+        self.reset_buffers()
+
+    def reset_buffers(self) -> None:
+        """The values C-RADIO was trained with, for files that do not store them."""
+        self.norm_mean.copy_(torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(3, 1, 1))
+        self.norm_std.copy_(torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(3, 1, 1))
 
 
 class PrefixTokens(nn.Module):
