@@ -119,7 +119,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    value = ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return min(value, ordered[above])  # rounding may overshoot
 
 
 def _rule(axes: Axes, axis: str) -> None:
@@ -135,6 +136,7 @@ def _svg(figure: Figure, name: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)  # it would reach the whole page
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     return _own_ids(text, name).replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
