@@ -42,6 +42,10 @@ EASY20: tuple[str, ...] = (
     "click-collapsible",
 )
 
+# Pages known to carry nothing over from one episode to the next. Others do (typed text in a textarea, how far a
+# box was scrolled, a running timer), so they are loaded anew for each.
+REUSED: frozenset[str] = frozenset(EASY20)
+
 WIDTH = 160
 QUERY_HEIGHT = 50
 AREA_HEIGHT = 160
@@ -60,7 +64,7 @@ class UnknownTask(ValueError):
 
 
 class MiniWobTask:
-    """Implements Task. The page is loaded once and kept for later resets of the same task.
+    """Implements Task. The pages of REUSED are loaded once and kept for later resets of the same task.
 
     `goal` is the text of the running episode. Raises UnknownTask, and ValueError for a computer whose
     viewport is not `viewport(show_query)`.
@@ -88,7 +92,7 @@ class MiniWobTask:
 
     async def reset(self, seed: int) -> str:
         await self._computer.reset()
-        if self._computer.page.url.partition("#")[0] != self._url or self.name in RELOADED:
+        if self._computer.page.url.partition("#")[0] != self._url or self.name not in REUSED:
             await self._computer.goto(self._url)
         top = 0 if self.show_query else QUERY_HEIGHT
         await self._computer.evaluate(_SETUP, top)
@@ -128,7 +132,3 @@ class MiniWobTask:
 
     async def close(self) -> None:
         await self._computer.close()
-
-
-# Pages that carry something over from one episode to the next; they are loaded anew for each.
-RELOADED: frozenset[str] = frozenset()
