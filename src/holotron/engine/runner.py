@@ -103,10 +103,8 @@ class Runner:
 
     def _choose(self, sequence: Sequence, hidden: Tensor, logits: Tensor) -> None:
         """Append the next token and, unless skipping is off, all those that must follow."""
-        if not self.skip_forced and sequence.paired_y is not None:
-            token = sequence.forced()
-            if token is not None:
-                return sequence.append(token, 0.0, None)
+        if not self.skip_forced and (only := sequence.forced()) is not None:
+            return sequence.append(only, 0.0, None)  # without a draw, so that skipping changes no later one
         allowed = None
         if sequence.constraint is not None:
             allowed = torch.from_numpy(sequence.constraint.allowed())

@@ -34,8 +34,7 @@ class Vocabulary:
         self.specials = frozenset(i for i, token in added.items() if token.special)
         self._special_texts = sorted({str(added[i].content) for i in self.specials}, key=len, reverse=True)
         self.token_bytes = [
-            b"" if i in self.specials or i >= len(tokenizer) else self.grammar_tokenizer.decode_bytes([i])
-            for i in range(size)
+            b"" if i in self.specials or i >= len(tokenizer) else self._bytes_of(i) for i in range(size)
         ]
         for i, token in added.items():
             if i not in self.specials and self.token_bytes[i] != str(token.content).encode():
@@ -43,6 +42,10 @@ class Vocabulary:
         self.lengths: NDArray[np.int32] = np.array([len(b) for b in self.token_bytes], dtype=np.int32)
         self.unknown = torch.arange(size) >= len(tokenizer)
         self.has_unknown = size > len(tokenizer)
+
+    def _bytes_of(self, token: int) -> bytes:
+        # llguidance marks specials with 0xff, which no UTF-8 text holds, and so loses the byte token of that value
+        return self.grammar_tokenizer.decode_bytes([token]) or b"\xff"
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt as written; special tokens spelled in it count as such."""
