@@ -47,7 +47,9 @@ def ask(llm: LLM, *sizes: tuple[int, int], schema: dict[str, Any] = POINT, **par
 
 
 @torch.inference_mode()
-def slow_point(model: HolotronForConditionalGeneration, llm: LLM, output: RequestOutput, sizes: Any) -> Pointed:
+def slow_point(
+    model: HolotronForConditionalGeneration, llm: LLM, output: RequestOutput, sizes: Any
+) -> Pointed:
     """The head's choice from one full forward pass, cell by cell."""
     ids = output.prompt_token_ids
     reply = output.outputs[0].token_ids
@@ -118,7 +120,10 @@ def test_the_grammars_limits_hold_for_the_head(tokenizer: PreTrainedTokenizerFas
     llm = LLM(leaning(tokenizer), tokenizer)
     free = ask(llm, (64, 64)).outputs[0].grounding[0]
     low, high = (0, free.x - 1) if free.x > 500 else (free.x + 1, 1000)
-    narrow = {**POINT, "properties": {**POINT["properties"], "x": {"type": "integer", "minimum": low, "maximum": high}}}
+    narrow = {
+        **POINT,
+        "properties": {**POINT["properties"], "x": {"type": "integer", "minimum": low, "maximum": high}},
+    }
     reply = ask(llm, (64, 64), schema=narrow).outputs[0]
     assert low <= json.loads(reply.text)["x"] <= high
     assert reply.grounding[0].x == json.loads(reply.text)["x"]

@@ -77,6 +77,8 @@ class AsyncLLM:
         await asyncio.to_thread(self._thread.join)
 
     async def _call(self, prepare: Callable[[], Sequence]) -> RequestOutput:
+        if self._closed:
+            raise EngineError("the engine is closed")
         # decoding images and tokenising happen beside the model's thread
         sequence = await asyncio.to_thread(prepare)
         loop = asyncio.get_running_loop()
