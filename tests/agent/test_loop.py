@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from base64 import b64decode
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from holotron.computer.browser import Browser
 from holotron.contract.conversation import Conversation, Settings
 from holotron.contract.policy import ContractError, Decision, Policy, PolicyError, Usage
 from holotron.contract.step import Click, Step, Wait
+from holotron.serving.http_policy import HttpPolicy
 from holotron.tasks.miniwob import MiniWobTask
 from tests.agent.rig import (
     ANSWER,
@@ -31,6 +33,7 @@ from tests.agent.rig import (
     browser_pid,
     open_in,
 )
+from tests.serving.endpoint import completion, serve
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 BAD = ContractError("tool_call.x: 1200 is outside 0..1000", raw_text='{"x": 1200}', attempts=3,
@@ -110,9 +113,7 @@ async def test_acting_on_a_page_that_changes_is_no_repetition(browser: Browser, 
 
     source = TaskSource(counting)
     policy = Scripted(CORNER)
-    result = await run_episode(
-        source, "q", policy, CONTRACT, 0, Limits(max_steps=10), TrajectoryWriter(tmp_path / "e")
-    )
+    result = await run_episode(source, "q", policy, CONTRACT, 0, Limits(max_steps=10), TrajectoryWriter(tmp_path / "e"))
     await source.discard()
     assert result.status == "step_limit" and policy.observations == [""] * 10
     assert len({step.sha256 for step in read_episode(tmp_path / "e").steps}) == 10
@@ -156,9 +157,7 @@ async def test_an_answer_is_forced_at_the_step_limit(browser: Browser, tmp_path:
 
 async def test_an_answer_is_forced_when_time_is_up(browser: Browser, tmp_path: Path) -> None:
     wait = Step(thought="I wait.", tool_call=Wait(seconds=0.3))
-    result = await ask(
-        browser, policy := Scripted(wait, ANSWER), tmp_path / "e", max_steps=9, max_seconds=0.2
-    )
+    result = await ask(browser, policy := Scripted(wait, ANSWER), tmp_path / "e", max_steps=9, max_seconds=0.2)
     assert policy.answer_now == [False, True] and result.answer == "42"
 
 
@@ -253,7 +252,7 @@ async def test_an_action_that_hangs_is_infrastructure(browser: Browser, tmp_path
 async def test_a_browser_killed_in_mid_episode_is_started_again(tmp_path: Path) -> None:
     async with await Browser.launch() as browser:
         victim = await browser_pid(browser)
-        killed = []
+        killed: list[int] = []
 
         class Killer(SlowOracle):
             async def decide(self, conversation: Conversation) -> Decision:
@@ -268,6 +267,28 @@ async def test_a_browser_killed_in_mid_episode_is_started_again(tmp_path: Path) 
     lost = read_episode(tmp_path / "e.partial-1")
     assert len(lost.steps) == 2 and not lost.finished
     assert (lost.folder / "step-002.png").exists()  # what was seen when it died
+
+
+async def test_an_endpoint_is_sent_the_very_bytes_that_are_on_disk(browser: Browser, tmp_path: Path) -> None:
+    with serve(completion(CONTRACT.dump(CORNER))) as endpoint:
+        policy = HttpPolicy(endpoint.url, "pilot", CONTRACT, pause=0.0)
+        result = await play(browser, policy, tmp_path / "e", max_steps=5)
+        await policy.close()
+    assert (result.status, result.steps, result.prompt_tokens) == ("step_limit", 5, 5 * 321)
+    for index, body in enumerate(endpoint.bodies):
+        parts = [part for message in body["messages"] for part in message["content"] if isinstance(part, dict)]
+        sent = [part["image_url"]["url"].partition("base64,")[2] for part in parts if "image_url" in part]
+        stored = [tmp_path / "e" / f"step-{i:03d}.png" for i in range(max(0, index - 2), index + 1)]
+        assert [b64decode(image) for image in sent] == [path.read_bytes() for path in stored]
+
+
+async def test_an_endpoint_that_talks_nonsense_fails_the_model(browser: Browser, tmp_path: Path) -> None:
+    with serve(completion("I would click the button.")) as endpoint:
+        policy: Policy = HttpPolicy(endpoint.url, "pilot", CONTRACT, pause=0.0)
+        result = await play(browser, policy, tmp_path / "e")
+        await policy.close()
+    assert (result.status, len(endpoint.raw)) == ("contract_error", 9)
+    assert read_episode(tmp_path / "e").steps[0].raw_text == "I would click the button."
 
 
 async def test_a_task_that_cannot_be_opened_is_infrastructure(tmp_path: Path) -> None:

@@ -96,9 +96,7 @@ text = st.text(st.characters(codec=None), max_size=30)
     raw=st.none() | text,
     extra=st.dictionaries(st.text(max_size=5), text, max_size=3),
 )
-def test_no_text_breaks_a_line(
-    tmp_path: Path, goal: str, outcome: str, raw: str | None, extra: dict[str, str]
-) -> None:
+def test_no_text_breaks_a_line(tmp_path: Path, goal: str, outcome: str, raw: str | None, extra: dict[str, str]) -> None:
     folder = tmp_path / "any"
     writer = TrajectoryWriter(folder)
     writer.begin()

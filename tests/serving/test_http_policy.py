@@ -103,9 +103,7 @@ BAD_MODEL = {
 
 
 @pytest.mark.parametrize("name", BAD_MODEL)
-async def test_unusable_output_is_asked_for_again_and_then_the_models_failure(
-    name: str, contract: Contract
-) -> None:
+async def test_unusable_output_is_asked_for_again_and_then_the_models_failure(name: str, contract: Contract) -> None:
     with serve(BAD_MODEL[name]) as endpoint, pytest.raises(ContractError) as caught:
         await decide(endpoint, contract)
     assert len(endpoint.raw) == caught.value.attempts == 3
@@ -183,11 +181,13 @@ BAD_SERVER = {
 @pytest.mark.parametrize("name", BAD_SERVER)
 async def test_a_broken_server_is_infrastructure(name: str, contract: Contract) -> None:
     answer, said = BAD_SERVER[name]
-    timeout = 0.3 if name in ("slow", "trickle") else 20.0
+    late = name in ("slow", "trickle")
+    timeout = 0.3 if late else 20.0
     with serve(answer) as endpoint, pytest.raises(PolicyError) as caught:
         await decide(endpoint, contract, timeout=timeout)
-    assert len(endpoint.raw) == 3
     message = str(caught.value)
+    assert "in 3 attempt(s)" in message
+    assert late or len(endpoint.raw) == 3  # a request given up may not even have arrived
     assert endpoint.url in message and said in message and "Check that the server is running" in message
     assert len(message) < 1000
 
@@ -287,9 +287,7 @@ async def test_half_a_surrogate_pair_cannot_get_in(contract: Contract) -> None:
     assert decision.step.thought == "The button is in ? view." and decision.raw_text.encode()
 
 
-@pytest.mark.parametrize(
-    "url", ["", "weights/pilot", "ftp://host", "http://", "http://u:p@host/v1", "http://h/?key=1"]
-)
+@pytest.mark.parametrize("url", ["", "weights/pilot", "ftp://host", "http://", "http://u:p@host/v1", "http://h/?key=1"])
 def test_what_is_no_endpoint_is_refused(url: str, contract: Contract) -> None:
     with pytest.raises(ValueError) as caught:
         HttpPolicy(url, "pilot", contract)

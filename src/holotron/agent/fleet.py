@@ -136,6 +136,10 @@ class Fleet:
         self.run_dir, self.limits, self.settings = run_dir, limits, Settings()
         self.on_event = on_event or (lambda event: None)
         self.started = time.monotonic() if started is None else started
+        # A maker of policies has no name of its own unless it is a class or a function.
+        self.policy_name = str(
+            getattr(policy, "name" if shared(policy) else "__name__", "made for each task")
+        )
         self.folders: list[Path] = []
         self.records: list[StepRecord] = []
         self.first_action_s: float | None = None
@@ -156,8 +160,8 @@ class Fleet:
             max_seconds=limits.max_seconds,
         )
         info = RunInfo(
-            model=model or _name(self.policy),
-            policy=_name(self.policy),
+            model=model or self.policy_name,
+            policy=self.policy_name,
             contract=self.contract.name,
             prompt_hash=self.contract.prompt_hash,
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -256,10 +260,6 @@ class Fleet:
 
     def _existing(self) -> list[Path]:
         return [folder for folder in self.folders if folder.is_dir()]
-
-
-def _name(policy: Policy | PolicyFor) -> str:
-    return str(getattr(policy, "name" if shared(policy) else "__name__", type(policy).__name__))
 
 
 def resume_hint(run_dir: Path) -> str:

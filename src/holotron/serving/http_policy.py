@@ -84,6 +84,7 @@ class HttpPolicy:
     ) -> None:
         self.base_url = _base(base_url)
         self.model, self.contract = model, contract
+        self.name = f"{model or 'model'} at {self.base_url}"
         self.response_format, self.structured_outputs = response_format, structured_outputs
         self.extra = dict(extra or {})
         given = {"timeout_s": timeout, "pause_s": pause, "attempts": attempts}
@@ -98,10 +99,6 @@ class HttpPolicy:
             trust_env=not local,  # a proxy for the world is no way to this machine
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )
-
-    @property
-    def name(self) -> str:
-        return f"{self.model or 'model'}@{self.base_url}"
 
     async def check(self) -> str:
         """Ask which models are served and return the one to be used; raises PolicyError with what to do."""
