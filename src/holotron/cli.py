@@ -7,12 +7,16 @@ Anything heavy (torch, transformers, Playwright) is imported inside the command 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from holotron import __version__
+
+STARTED = time.monotonic()
 
 app = typer.Typer(
     name="holotron",
@@ -45,9 +49,7 @@ def holotron(
 
 @app.command()
 def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Say what is installed, found and missing, and the command that mends it.
 
@@ -61,6 +63,143 @@ def doctor(
     else:
         examination.show(checks)
     raise typer.Exit(0 if examination.is_healthy(checks) else 1)
+
+
+ModelOption = Annotated[str, typer.Option("--model", help="Checkpoint folder, endpoint URL, or: oracle, random.")]
+WorkersOption = Annotated[int, typer.Option("--workers", min=1, max=64, help="Episodes side by side.")]
+ResumeOption = Annotated[Path | None, typer.Option("--resume", help="Run folder to go on with.")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Run folder; a new one under runs/ by default.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")]
+ContractOption = Annotated[str | None, typer.Option("--contract", help="Default: what the checkpoint says.")]
+
+
+@app.command()
+def demo(
+    model: ModelOption = "",
+    workers: WorkersOption = 4,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of each task.")] = 3,
+    out: OutOption = None,
+    resume: ResumeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch the shipped pilot work on 20 browser tasks from pixels, then open the report it names."""
+    from rich.console import Console
+
+    from holotron.demo import find_pilot, run_demo
+
+    console = Console(stderr=as_json)
+    chosen = model or str(find_pilot())
+    summary, _ = run_demo(chosen, workers, seeds, resume or out, resume is not None, console, STARTED)
+    if as_json:
+        typer.echo(summary.model_dump_json())
+
+
+@app.command(name="eval")
+def evaluate(
+    model: ModelOption,
+    tasks: Annotated[str, typer.Option("--tasks", help="easy20, all, or names with commas.")] = "easy20",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of each task.")] = 100,
+    first_seed: Annotated[int, typer.Option("--first-seed", min=0)] = 0,
+    workers: WorkersOption = 4,
+    max_steps: Annotated[int, typer.Option("--max-steps", min=1)] = 10,
+    tokens_only: Annotated[
+        bool, typer.Option("--tokens-only", help="Plain coordinate tokens instead of the grounding head.")
+    ] = False,
+    contract: ContractOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure success on MiniWoB++ tasks, with 95 % intervals; infrastructure failures are counted apart."""
+    import asyncio
+
+    from rich.console import Console
+
+    from holotron.evaluation.episodes import read_tasks, run_folder, run_miniwob
+    from holotron.evaluation.policies import choose_policy
+    from holotron.live import LiveTable, print_summary
+
+    console = Console(stderr=as_json)
+    names = read_tasks(tasks)
+    chosen = choose_policy(model, contract, workers=workers, tokens_only=tokens_only)
+    folder = resume or out or run_folder("eval")
+    with LiveTable(names, len(names) * seeds, console) as table:
+        summary = asyncio.run(
+            run_miniwob(
+                chosen, names, range(first_seed, first_seed + seeds), folder,
+                workers=workers, resume=resume is not None, on_event=table, max_steps=max_steps,
+            )
+        )  # fmt: skip
+    print_summary(console, summary)
+    console.print(f"run: {folder}")
+    if as_json:
+        typer.echo(summary.model_dump_json())
+
+
+@app.command()
+def run(
+    task: Annotated[str, typer.Argument(help="What to do, in your own words.")],
+    url: Annotated[str, typer.Option("--url", help="Where to start.")],
+    model: ModelOption = "",
+    served_name: Annotated[str | None, typer.Option("--served-name", help="Model name at an endpoint.")] = None,
+    contract: ContractOption = None,
+    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="Prompt text of your own.")] = None,
+    viewport: Annotated[str, typer.Option("--viewport", help="CSS pixels; default: the checkpoint's.")] = "",
+    max_steps: Annotated[int, typer.Option("--max-steps", min=1)] = 30,
+    max_seconds: Annotated[float, typer.Option("--max-seconds", min=1)] = 600,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", help="Only these hosts may be reached (repeatable).")
+    ] = None,
+    headed: Annotated[bool, typer.Option("--headed", help="Show the browser window.")] = False,
+    out: OutOption = None,
+    resume: ResumeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Drive any page with the pilot or with a model behind an OpenAI-compatible endpoint."""
+    from rich.console import Console
+
+    from holotron.demo import find_pilot
+    from holotron.web import drive
+
+    drive(
+        task, url, model or str(find_pilot()), served_name=served_name, contract=contract,
+        prompt_file=prompt_file, viewport=viewport, max_steps=max_steps, max_seconds=max_seconds,
+        hosts=allow_host, headless=not headed, out=resume or out, resume=resume is not None,
+        console=Console(stderr=as_json), as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    out: Annotated[Path | None, typer.Option("--out", help="HTML file; default: RUN/report.html.")] = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw one PNG of the run.")] = None,
+) -> None:
+    """Make the static HTML report of a run; it opens offline."""
+    from holotron.report.html import write_report
+    from holotron.report.picture import write_picture
+
+    typer.echo(write_report(folder, out))
+    if picture is not None:
+        typer.echo(write_picture(folder, picture))
+
+
+train_app = typer.Typer(no_args_is_help=True, help="Make checkpoints.")
+app.add_typer(train_app, name="train")
+
+
+@train_app.command()
+def pilot(
+    out: Annotated[Path, typer.Option("--out", help="Where records, checkpoint and model go.")] = Path("runs/pilot"),
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Training episodes of each task.")] = 400,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Batches.")] = 2500,
+    seed: Annotated[int, typer.Option("--seed", help="Of weights and data order.")] = 0,
+) -> None:
+    """Make the pilot again from seeds: collect pages, train, export. Stop and repeat it as you like."""
+    from holotron.training.pilot.remake import remake
+    from holotron.training.pilot.train import Recipe
+
+    typer.echo(remake(out, seeds, Recipe(steps=steps, seed=seed)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -133,7 +133,7 @@ def chromium_flags() -> list[str]:
         "--disable-component-update",
         "--disable-sync",
         "--disable-smooth-scrolling",
-        "--disable-partial-raster",  # repainting a part only leaves edges one shade off: same page, other bytes
+        "--disable-partial-raster",  # else a repainted edge is one shade off: same page, other bytes
         "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
         "--force-color-profile=srgb",
         "--font-render-hinting=none",

@@ -31,10 +31,14 @@ DRAG_STEPS = 8  # moves between press and release: pages tell a drag from a clic
 TYPED_KEY_BY_KEY = 300  # characters; a longer text arrives as one input event
 
 _NOT_TYPED = re.compile(r"([\n\t]+)")
+# Into what kind of thing text would go: "none", a single "line", a "text" of several, or a "frame" that only
+# its own document can tell more of.
 _FOCUS = """() => {
   let e = document.activeElement;
   while (e && e.shadowRoot && e.shadowRoot.activeElement) e = e.shadowRoot.activeElement;
-  return !e || e === document.body || e === document.documentElement;
+  if (!e || e === document.body && !e.isContentEditable || e === document.documentElement) return 'none';
+  if (e.tagName === 'IFRAME' || e.tagName === 'FRAME') return 'frame';
+  return e.tagName === 'INPUT' ? 'line' : 'text';
 }"""
 
 
@@ -113,11 +117,13 @@ class Hands:
 
     async def _write(self, page: Page, call: Write) -> str:
         """A newline or tab in the content is text, never a key: only `press_enter` submits."""
-        nowhere = await page.evaluate(_FOCUS)
-        if call.overwrite and not nowhere:
+        focus = await _focus(page)
+        if call.overwrite and focus != "none":
             await page.keyboard.press("ControlOrMeta+a")
             await page.keyboard.press("Delete")
         content = call.content.replace("\r\n", "\n").replace("\r", "\n")
+        if focus == "line":  # a field of one line would take an inserted newline for Enter
+            content = content.replace("\n", " ")
         if len(content) > TYPED_KEY_BY_KEY:
             await page.keyboard.insert_text(content)
         else:
@@ -128,7 +134,7 @@ class Hands:
                     await page.keyboard.type(part)
         if call.press_enter:
             await page.keyboard.press("Enter")
-        return "nothing has the focus" if nowhere else ""
+        return "nothing has the focus" if focus == "none" else ""
 
     async def let_go(self, page: Page) -> None:
         """Release every key that is still held."""
@@ -137,6 +143,21 @@ class Hands:
                 await page.keyboard.up(self.held.pop())
             except Error:
                 return  # a page that is gone holds no keys
+
+
+async def _focus(page: Page) -> str:
+    """The kind of what has the focus, looked up in the frame that has it."""
+    kind = str(await page.evaluate(_FOCUS))
+    if kind != "frame":
+        return kind
+    for frame in page.frames[1:]:
+        try:
+            inner = str(await frame.evaluate(f"() => document.hasFocus() ? ({_FOCUS})() : 'none'"))
+        except Error:
+            continue  # it was replaced or removed meanwhile
+        if inner not in ("none", "frame"):
+            return inner
+    return "text"
 
 
 async def _press_chord(page: Page, hold: list[str], tap: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 _MAC = sys.platform == "darwin"
@@ -69,7 +70,24 @@ _NAMES = {
     "semicolon": ";",
 } | {f"f{n}": f"F{n}" for n in range(1, 13)}
 
-_SIDES = ("left", "right")
+# The keys that a character is on, of the US layout: a key, unlike a character, heeds Shift.
+_CODES = {
+    **{letter: f"Key{letter.upper()}" for letter in "abcdefghijklmnopqrstuvwxyz"},
+    **{digit: f"Digit{digit}" for digit in "0123456789"},
+    "`": "Backquote",
+    "-": "Minus",
+    "=": "Equal",
+    "[": "BracketLeft",
+    "]": "BracketRight",
+    "\\": "Backslash",
+    ";": "Semicolon",
+    "'": "Quote",
+    ",": "Comma",
+    ".": "Period",
+    "/": "Slash",
+}
+
+_SIDED = re.compile(r"^(left|right)[ _-]?(.+)$|^(.+?)([ _-]?(left|right)|[ _-][lr])$")
 MODIFIERS = frozenset({"Control", "Meta", "Alt", "AltGraph", "Shift"})
 
 
@@ -80,32 +98,36 @@ class UnknownKey(ValueError):
 def browser_key(name: str) -> str:
     """The browser's name of a key, whatever its case; raises UnknownKey.
 
-    Takes any printable ASCII character as itself, aliases (`esc`, `cmd`, `page_down`), DOM names (`ArrowUp`),
-    and sided modifiers (`ctrl_left`, `shiftright`).
+    Takes any printable ASCII character as itself, aliases (`esc`, `cmd`, `page_down`), DOM names (`ArrowUp`,
+    `KeyA`) and sided modifiers (`ctrl_left`, `Control_L`).
     """
     if len(name) == 1:
-        if name == " ":
-            return "Space"
-        if name in "\n\r":
-            return "Enter"
-        if name == "\t":
-            return "Tab"
-        if name.isascii() and name.isprintable():
-            return name
-        raise UnknownKey(f"unknown key {name!r}; use write for such characters")
-    plain = name.strip().lower().replace(" ", "").replace("_", "").replace("-", "")
-    candidates = [plain, plain.removeprefix("arrow"), plain.removeprefix("key"), plain.removeprefix("digit")]
-    candidates += [plain.removesuffix(side) for side in _SIDES] + [
-        plain.removeprefix(side) for side in _SIDES
-    ]
-    for candidate in candidates:
+        return _character_key(name)
+    plain = _plain(name)
+    for candidate in (plain, plain.removeprefix("arrow")):
         if candidate in _NAMES:
-            return _NAMES[candidate]
-        if candidate != plain and len(candidate) == 1 and candidate.isascii() and candidate.isalnum():
-            return candidate
-    raise UnknownKey(
-        f"unknown key {name!r}; known are characters, enter, esc, tab, arrows, ctrl, alt, shift, f1"
-    )
+            return _character_key(key) if len(key := _NAMES[candidate]) == 1 else key
+    for prefix in ("key", "digit", "numpad"):
+        rest = plain.removeprefix(prefix)
+        if rest != plain and rest in _CODES:
+            return _CODES[rest]
+    sided = _SIDED.match(name.strip().lower())
+    if sided and (key := _NAMES.get(_plain(sided[2] or sided[3]), "")) in MODIFIERS:
+        return key
+    raise UnknownKey(f"unknown key {name!r}; known are characters, enter, esc, tab, up, ctrl, alt, shift, f1")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[ _-]", "", name.strip().lower())
+
+
+def _character_key(character: str) -> str:
+    named = {" ": "Space", "\n": "Enter", "\r": "Enter", "\t": "Tab"}.get(character)
+    if named:
+        return named
+    if character.isascii() and character.isprintable():
+        return _CODES.get(character, character)
+    raise UnknownKey(f"unknown key {character!r}; use write for such characters")
 
 
 def chord(names: list[str]) -> list[str]:
@@ -119,5 +141,5 @@ def chord(names: list[str]) -> list[str]:
         parts += [part for part in split if part]
     keys = [browser_key(part) for part in parts]
     if MODIFIERS.intersection(keys):
-        keys = [key.lower() if len(key) == 1 else key for key in keys]
+        keys = [_CODES.get(key.lower(), key) if len(key) == 1 else key for key in keys]
     return keys

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holotron.computer.browser import Browser, BrowserComputer
-from holotron.computer.computer import ComputerError, Point
+from holotron.computer.computer import ComputerError
 from holotron.contract.contract import get_contract
 from holotron.contract.conversation import Conversation, Screenshot, Turn
 from holotron.contract.policy import PolicyError

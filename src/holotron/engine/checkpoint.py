@@ -27,9 +27,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> HolotronForC
     values = _read_json(folder, "config.json")
     if values.get("model_type") != HolotronConfig.model_type:
         kind = values.get("model_type")
-        raise ModelLoadError(
-            f"{folder}/config.json has model_type {kind!r}, not {HolotronConfig.model_type!r}"
-        )
+        raise ModelLoadError(f"{folder}/config.json has model_type {kind!r}, not {HolotronConfig.model_type!r}")
     try:
         model = HolotronForConditionalGeneration(HolotronConfig.from_dict(values))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -44,9 +42,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Raises ModelLoadError."""
     _read_json(folder, "tokenizer.json")
     try:
-        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
-            folder, local_files_only=True
-        )
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         return tokenizer
     except Exception as error:  # the tokenizers library raises bare Exception for what it cannot read
         raise ModelLoadError(f"{folder}/tokenizer.json cannot be used: {error}") from error

@@ -90,9 +90,7 @@ class Grammars:
         return Constraint(self._vocabulary, self._compiled(_grammar_text(wanted)).deep_copy())
 
     def _compile(self, grammar: str) -> LLMatcher:
-        failed, messages = LLMatcher.validate_grammar_with_warnings(
-            grammar, self._vocabulary.grammar_tokenizer
-        )
+        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._vocabulary.grammar_tokenizer)
         if failed:
             first = messages[0].strip().splitlines()
             raise ValueError(f"structured_outputs cannot be enforced: {' '.join(' '.join(first).split())}")

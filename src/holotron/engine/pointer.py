@@ -92,9 +92,7 @@ def cell_centres(image: ProcessedImage, cells: int) -> Tensor:
     (columns, rows), (across, down) = image.grid, (n * cells for n in image.tokens_per_tile)
     tile_w, tile_h = (
         canvas / n / scale
-        for canvas, n, scale in zip(
-            (image.canvas_width, image.canvas_height), image.grid, image.scale, strict=True
-        )
+        for canvas, n, scale in zip((image.canvas_width, image.canvas_height), image.grid, image.scale, strict=True)
     )
     frames = [(c * tile_w, r * tile_h, tile_w, tile_h) for r in range(rows) for c in range(columns)]
     if image.thumbnail:

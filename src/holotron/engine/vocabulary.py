@@ -44,7 +44,7 @@ class Vocabulary:
         self.has_unknown = size > len(tokenizer)
 
     def _bytes_of(self, token: int) -> bytes:
-        # llguidance marks specials with 0xff, which no UTF-8 text holds, and so loses the byte token of that value
+        # llguidance marks specials with 0xff, which no UTF-8 text holds, and so loses that byte's own token
         return self.grammar_tokenizer.decode_bytes([token]) or b"\xff"
 
     def encode(self, text: str) -> list[int]:

@@ -68,10 +68,8 @@ class HybridCache:
     def select(self, rows: Tensor | list[int]) -> HybridCache:
         """A copy holding only these rows, in this order; repeated rows fork without sharing memory."""
         index = torch.as_tensor(rows, dtype=torch.int64, device=self.lengths.device)
-        return HybridCache(
-            *({i: t.index_select(0, index) for i, t in part.items()} for part in self._parts()),
-            lengths=self.lengths.index_select(0, index),
-        )
+        conv, ssm, keys, values = ({i: t.index_select(0, index) for i, t in part.items()} for part in self._parts())
+        return HybridCache(conv, ssm, keys, values, self.lengths.index_select(0, index))
 
     @staticmethod
     def concatenate(caches: list[HybridCache]) -> HybridCache:

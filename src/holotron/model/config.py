@@ -132,7 +132,7 @@ class LanguageConfig:
         return layers * 2 * self.num_key_value_heads * self.head_dim * itemsize
 
 
-class HolotronConfig(PretrainedConfig):
+class HolotronConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """The whole model: language model, vision tower, projector, optional grounding head.
 
     `vision_config.tower` names the tower: `radio` (released checkpoints; also the default) or `conv`, the cheap
@@ -189,7 +189,8 @@ class HolotronConfig(PretrainedConfig):
         # first ids of the contiguous runs of the 1001 `,"x":N` and `,"y":N` tokens, if the vocabulary has them
         self.coordinate_tokens = coordinate_tokens
         kwargs.pop("tie_word_embeddings", None)
-        super().__init__(tie_word_embeddings=False, **kwargs)
+        super().__init__(**kwargs)
+        self.tie_word_embeddings = False
 
     @property
     def language(self) -> LanguageConfig:

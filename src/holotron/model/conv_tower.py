@@ -38,7 +38,8 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.conv2.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv2(F.relu(self.conv1(F.relu(x))))
+        change: Tensor = self.conv2(F.relu(self.conv1(F.relu(x))))
+        return x + change
 
 
 class ConvTower(nn.Module):
@@ -57,7 +58,7 @@ class ConvTower(nn.Module):
         self.out_features = third
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        x = self.stem2(F.relu(self.stem1(pixel_values)))
+        x: Tensor = self.stem2(F.relu(self.stem1(pixel_values)))
         for block in self.fine:
             x = block(x)
         x = self.stem3(F.relu(x))

@@ -50,4 +50,5 @@ class GroundingHead(nn.Module):
 
     def scores(self, hidden: Tensor, keys: Tensor) -> Tensor:
         """Logits over cells: hidden (n, q, D), keys (n, cells, size) -> (n, q, cells)."""
-        return (self.query(hidden) @ keys.transpose(1, 2)) / math.sqrt(self.config.size)
+        query: Tensor = self.query(hidden)
+        return query @ keys.transpose(1, 2) / math.sqrt(self.config.size)

@@ -194,9 +194,7 @@ class TileProcessor:
     def _resize(self, pixels: Tensor, height: int, width: int) -> Tensor:
         """uint8 (1, 3, H, W) -> float32 (1, 3, height, width) on the 0..255 scale, bicubic, antialiased."""
         source = pixels if self.config.resize == "uint8" else pixels.float()
-        return F.interpolate(
-            source, size=(height, width), mode="bicubic", antialias=True, align_corners=False
-        ).float()
+        return F.interpolate(source, size=(height, width), mode="bicubic", antialias=True, align_corners=False).float()
 
 
 class NativeProcessor:

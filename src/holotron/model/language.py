@@ -46,9 +46,7 @@ class LanguageModel(nn.Module):
         self.backbone = Backbone(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def forward(
-        self, embeddings: Tensor, lengths: Tensor | None = None, cache: HybridCache | None = None
-    ) -> Tensor:
+    def forward(self, embeddings: Tensor, lengths: Tensor | None = None, cache: HybridCache | None = None) -> Tensor:
         """Final hidden states (B, T, hidden) of `embeddings` (B, T, hidden).
 
         `lengths` (B,) says how many tokens of each row are real, the rest being right padding; None means

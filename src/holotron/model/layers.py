@@ -64,7 +64,8 @@ class Mamba2Mixer(nn.Module):
     def forward(self, u: Tensor, valid: Tensor | None, cache: HybridCache | None) -> Tensor:
         """u (B, T, hidden); valid (B, T) bool, False on right padding, None if all are tokens."""
         cfg = self.config
-        z, xbc, dt = self.in_proj(u).split([cfg.mamba_width, cfg.conv_channels, cfg.mamba_num_heads], dim=-1)
+        sizes = [cfg.mamba_width, cfg.conv_channels, cfg.mamba_num_heads]
+        z, xbc, dt = torch.split(self.in_proj(u), sizes, dim=-1)
         xbc = self._convolve(xbc, valid, cache)
         dt = F.softplus(dt.float() + self.dt_bias.float())
         low, high = cfg.time_step_limit
@@ -72,10 +73,10 @@ class Mamba2Mixer(nn.Module):
             dt = dt.clamp(low, high)
         if valid is not None:
             dt = dt * valid.unsqueeze(-1)
-        x, b, c = xbc.float().split([cfg.mamba_width, *[cfg.n_groups * cfg.ssm_state_size] * 2], dim=-1)
-        x = x.unflatten(-1, (cfg.mamba_num_heads, cfg.mamba_head_dim))
-        b = b.unflatten(-1, (cfg.n_groups, cfg.ssm_state_size))
-        c = c.unflatten(-1, (cfg.n_groups, cfg.ssm_state_size))
+        sizes = [cfg.mamba_width, *[cfg.n_groups * cfg.ssm_state_size] * 2]
+        x, b, c = torch.split(xbc.float(), sizes, dim=-1)
+        x = x.view(*x.shape[:-1], cfg.mamba_num_heads, cfg.mamba_head_dim)
+        b, c = (t.view(*t.shape[:-1], cfg.n_groups, cfg.ssm_state_size) for t in (b, c))
         a, d = -torch.exp(self.A_log.float()), self.D.float()
         if cache is not None and u.shape[1] == 1:
             y, state = ssd_step(x[:, 0], dt[:, 0], a, b[:, 0], c[:, 0], d, cache.ssm[self.index])

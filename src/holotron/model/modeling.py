@@ -39,7 +39,7 @@ def build_tower(config: HolotronConfig) -> ConvTower | RadioTower:
     raise ConfigError(f"vision_config.tower is {kind!r}; known towers: conv, radio")
 
 
-class HolotronForConditionalGeneration(PreTrainedModel):
+class HolotronForConditionalGeneration(PreTrainedModel):  # type: ignore[no-untyped-call]
     """State-dict layout of released VL checkpoints: `language_model.*`, `vision_model.*`, `mlp1.*`.
 
     `grounding_head.*` exists only where `config.grounding_config` asks for it.
@@ -71,13 +71,11 @@ class HolotronForConditionalGeneration(PreTrainedModel):
             tower = build_tower(config)
             side = round(1 / config.downsample_ratio)
             self.vision_model = tower
-            self.mlp1 = Projector(
-                tower.out_features * side**2, config.projector_hidden_size, language.hidden_size
-            )
+            self.mlp1 = Projector(tower.out_features * side**2, config.projector_hidden_size, language.hidden_size)
             if config.grounding_config is not None:
                 grounding = GroundingConfig.from_dict(config.grounding_config)
                 self.grounding_head = GroundingHead(grounding, language.hidden_size, tower.out_features)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def _init_weights(self, module: nn.Module) -> None:
         """Parameters are initialised where they are made; only what a file may lack is redone here."""
@@ -128,9 +126,7 @@ class HolotronForConditionalGeneration(PreTrainedModel):
             return embeddings
         where = input_ids == self.config.img_context_token_id
         if int(where.sum()) != len(image_tokens):
-            raise ValueError(
-                f"{int(where.sum())} image placeholders in the prompt, {len(image_tokens)} image features"
-            )
+            raise ValueError(f"{int(where.sum())} image placeholders in the prompt, {len(image_tokens)} image features")
         return embeddings.masked_scatter(where.unsqueeze(-1), image_tokens.to(embeddings.dtype))
 
     def forward(

@@ -61,9 +61,7 @@ def _from_bytes(data: bytes) -> Image.Image:
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
-        raise ValueError(
-            f"image array is {array.dtype} {array.shape}; expected uint8 (H, W), (H, W, 3) or (H, W, 4)"
-        )
+        raise ValueError(f"image array is {array.dtype} {array.shape}; expected uint8 (H, W), (H, W, 3) or (H, W, 4)")
     _check_size(array.shape[1], array.shape[0])
     return Image.fromarray(array)
 

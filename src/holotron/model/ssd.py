@@ -76,9 +76,7 @@ def ssd_chunked(
     return y + d.unsqueeze(-1) * x, state.view(batch, heads, width, n)
 
 
-def ssd_step(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def ssd_step(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token. x (B, H, P); dt (B, H); b, c (B, G, N); state (B, H, P, N). Returns y (B, H, P), new state."""
     per = x.shape[1] // b.shape[1]
     b = b.repeat_interleave(per, dim=1)

@@ -36,7 +36,7 @@ def build_tokenizer(pieces: Sequence[str], chat_template: str) -> PreTrainedToke
         seen.add(piece)
     tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
     tokenizer.add_tokens([AddedToken(p, normalized=False) for p in (*pieces, *coordinates)])
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=EOS,
@@ -46,10 +46,18 @@ def build_tokenizer(pieces: Sequence[str], chat_template: str) -> PreTrainedToke
     )
 
 
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """The id of one token of the vocabulary. Raises ValueError if it has none."""
+    found = tokenizer.convert_tokens_to_ids(token)
+    if not isinstance(found, int):
+        raise ValueError(f"the tokenizer has no token {token!r}")
+    return found
+
+
 def coordinate_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     """First ids of the x and y runs, for `HolotronConfig.coordinate_tokens`."""
-    first = {axis: tokenizer.convert_tokens_to_ids(f',"{axis}":0') for axis in "xy"}
+    first = {axis: token_id(tokenizer, f',"{axis}":0') for axis in "xy"}
     for axis, start in first.items():
-        if tokenizer.convert_tokens_to_ids(f',"{axis}":{COORDINATES - 1}') != start + COORDINATES - 1:
+        if token_id(tokenizer, f',"{axis}":{COORDINATES - 1}') != start + COORDINATES - 1:
             raise ValueError(f"the {axis} coordinate tokens are not contiguous in this tokenizer")
     return first

@@ -42,8 +42,8 @@ EASY20: tuple[str, ...] = (
     "click-collapsible",
 )
 
-# Pages known to carry nothing over from one episode to the next. Others do (typed text in a textarea, how far a
-# box was scrolled, a running timer), so they are loaded anew for each.
+# Pages known to carry nothing over from one episode to the next. Others do (typed text in a textarea, how far
+# a box was scrolled, a running timer), so they are loaded anew for each.
 REUSED: frozenset[str] = frozenset(EASY20)
 
 WIDTH = 160
@@ -71,10 +71,7 @@ class MiniWobTask:
     """
 
     def __init__(self, computer: BrowserComputer, name: str, show_query: bool = False) -> None:
-        if name not in TASKS:
-            near = difflib.get_close_matches(name, TASKS, n=3, cutoff=0.4)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise UnknownTask(f"no MiniWoB++ task is called {name!r}{hint}")
+        self.check_name(name)
         if (computer.width, computer.height) != viewport(show_query):
             raise ValueError(
                 f"{name} needs a viewport of {viewport(show_query)}, not {(computer.width, computer.height)}"
@@ -85,6 +82,14 @@ class MiniWobTask:
         self._computer = computer
         self._url = f"{miniwob_address()}/miniwob/{name}.html"
         self._over: Transition | None = None
+
+    @staticmethod
+    def check_name(name: str) -> None:
+        """Raises UnknownTask, naming the nearest ones, if there is no such task."""
+        if name not in TASKS:
+            near = difflib.get_close_matches(name, TASKS, n=3, cutoff=0.4)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise UnknownTask(f"no MiniWoB++ task is called {name!r}{hint}")
 
     @property
     def computer(self) -> BrowserComputer:

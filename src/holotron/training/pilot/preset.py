@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from holotron.model.config import HolotronConfig
-from holotron.model.tokenizer import BOS, EOS, IMAGE, PAD, coordinate_tokens
+from holotron.model.tokenizer import BOS, EOS, IMAGE, PAD, coordinate_tokens, token_id
 
 VIEWPORT = (160, 160)
 AGENT = {"contract": "holotron3", "images_kept": 1, "viewport": list(VIEWPORT), "max_tokens": 192}
@@ -40,11 +40,11 @@ def pilot_config(tokenizer: PreTrainedTokenizerFast, hidden: int = 192, channels
         vit_hidden_size=4 * channels,
         norm_mean=[0.5, 0.5, 0.5],
         norm_std=[0.5, 0.5, 0.5],
-        img_context_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+        img_context_token_id=token_id(tokenizer, IMAGE),
         coordinate_tokens=coordinate_tokens(tokenizer),
-        bos_token_id=tokenizer.convert_tokens_to_ids(BOS),
-        eos_token_id=tokenizer.convert_tokens_to_ids(EOS),
-        pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
+        bos_token_id=token_id(tokenizer, BOS),
+        eos_token_id=token_id(tokenizer, EOS),
+        pad_token_id=token_id(tokenizer, PAD),
     )
 
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from holotron.contract.contract import Contract
 from holotron.contract.conversation import Conversation, Screenshot, Turn
 from holotron.contract.step import Click, Step
-from holotron.model.tokenizer import EOS, IMAGE
+from holotron.model.tokenizer import EOS, IMAGE, token_id
 
 CELL = 8  # pixels a side of a grounding cell
 TOKEN = 16  # pixels a side of an image token
@@ -132,8 +132,8 @@ class ExampleMaker:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, contract: Contract, questions: int = 4) -> None:
         self.tokenizer, self.contract, self.questions = tokenizer, contract, questions
-        self.image_id = tokenizer.convert_tokens_to_ids(IMAGE)
-        first = tokenizer.convert_tokens_to_ids(',"x":0')
+        self.image_id = token_id(tokenizer, IMAGE)
+        first = token_id(tokenizer, ',"x":0')
         self.x_ids = range(first, first + 1001)
 
     def __call__(self, line: str, rng: random.Random, steps_only: bool = False) -> Example:
@@ -168,9 +168,7 @@ class ExampleMaker:
         step = Step(thought=CLICKING, tool_call=Click(element=text, x=0, y=0))
         return self._question(Conversation(goal, [Turn(shot)]), step, boxes, shot)
 
-    def _question(
-        self, conversation: Conversation, step: Step, boxes: list[Any], shot: Screenshot
-    ) -> Question:
+    def _question(self, conversation: Conversation, step: Step, boxes: list[Any], shot: Screenshot) -> Question:
         call = step.tool_call
         if boxes and hasattr(call, "x"):
             x, y = cell_centre(boxes[0], shot)
@@ -213,9 +211,7 @@ def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def batches(
-    lines: list[str], maker: ExampleMaker, seed: int, start: int, images: int
-) -> Iterator[list[Example]]:
+def batches(lines: list[str], maker: ExampleMaker, seed: int, start: int, images: int) -> Iterator[list[Example]]:
     """Endless batches of `images` examples from batch `start` on: a function of seed and batch number alone."""
     per_epoch = len(lines) // images
     if per_epoch == 0:

@@ -88,7 +88,8 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 def build_optimizer(learner: Learner, recipe: Recipe) -> torch.optim.AdamW:
     """Matrices decay; vectors (norms, biases, A_log, D, dt_bias) and embeddings do not."""
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for name, p in learner.named_parameters():
         (decayed if p.ndim > 1 and "embeddings" not in name else plain).append(p)
     groups = [
@@ -109,17 +110,13 @@ def batch_loss(
     pixels, labels = pad_images(examples, [processor(e.png).pixel_values for e in examples])
     encoded = learner.model.encode_images(pixels.contiguous(memory_format=torch.channels_last))
     rows = pixels.shape[2] // 8
-    loss_char, right, letters = character_loss(
-        learner.characters(encoded.features, rows), labels, weights.blank
-    )
+    loss_char, right, letters = character_loss(learner.characters(encoded.features, rows), labels, weights.blank)
     flat = [(i, q) for i, e in enumerate(examples) for q in e.questions]
     flat.sort(key=lambda pair: len(pair[1].ids))
     sums: dict[str, Tensor] = {}
     for at in range(0, len(flat), MICRO_BATCH):
         part = flat[at : at + MICRO_BATCH]
-        found = forward_questions(
-            learner.model, encoded, [i for i, _ in part], [q for _, q in part], weights, probe
-        )
+        found = forward_questions(learner.model, encoded, [i for i, _ in part], [q for _, q in part], weights, probe)
         for key, value in found.items():
             sums[key] = sums[key] + value if key in sums else value
     loss = sums["reply"] + sums.get("pointer", 0.0) + sums.get("attention", 0.0)
@@ -245,7 +242,7 @@ def _loop(
             if not math.isfinite(log["loss"]):
                 raise TrainingError(f"loss is {log['loss']} at batch {state['step']}; lower lr and resume")
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(learner.parameters(), recipe.clip)
             optimizer.step()
             state["step"] += 1
@@ -281,5 +278,3 @@ def summarise(window: dict[str, float]) -> dict[str, float]:
         "chars": window["letters_right"] / max(window["letters"], 1.0),
         "per_s": window["questions"] / window["seconds"],
     }
-
-
