@@ -17,7 +17,7 @@ FLOORS = {
     "agent": 3,
     "data": 4, "report": 4,
     "training": 5, "evaluation": 5, "bench": 5,
-    "cli": TOP, "demo": TOP, "doctor": TOP, "failures": TOP,
+    "cli": TOP, "demo": TOP, "web": TOP, "live": TOP, "doctor": TOP, "failures": TOP,
 }  # fmt: skip
 # What a room must not know although it lies lower, or is not ours at all.
 STRANGERS = {

@@ -81,12 +81,11 @@ class BrowserComputer:
     async def _capture(self, tab: Tab) -> bytes:
         if self.device_scale_factor == 1.0:
             try:
-                if tab.cdp is None:
-                    tab.cdp = await self.context.new_cdp_session(tab.page)
+                assert tab.cdp is not None  # as of every current tab
                 sent = tab.cdp.send("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True})
                 return base64.b64decode((await asyncio.wait_for(sent, SCREENSHOT_S))["data"])
             except (Error, TimeoutError):
-                tab.cdp = None  # its page crashed or was replaced; the slow path below knows how to wait
+                tab.cdp = None  # its page crashed or was closed; the slow path below knows how to wait
                 tab = await self.tabs.current()
         return await tab.page.screenshot(scale="css", timeout=SCREENSHOT_S * 1000)
 
@@ -119,6 +118,7 @@ class BrowserComputer:
             async with self._alive(f"carrying out {tool_call.tool_name}", pass_on=True):
                 tab = await self.tabs.current()
                 tab.activity.begin()
+                self.tabs.begin()
                 async with asyncio.timeout(ACTION_S):
                     said = [await self._carry_out(tab, tool_call, point)]
                     said += await self._settle()
@@ -126,7 +126,8 @@ class BrowserComputer:
         except (_Refused, UnknownKey) as refusal:
             ok, said = False, [str(refusal), *self._news()]
         except TimeoutError:
-            ok, said = False, ["the page does not respond", *self._news()]
+            said = await self._unstick()
+            ok = False
         except Error as error:
             async with self._alive(f"recovering from {tool_call.tool_name}"):
                 crashed = any(tab.crashed for tab in self.tabs.tabs)
@@ -181,6 +182,7 @@ class BrowserComputer:
     async def _settle(self) -> list[str]:
         tab = await self.tabs.current()
         said = await tab.activity.settle()
+        await self.tabs.arrivals()
         after = await self.tabs.current()
         if after is not tab:  # the action opened, closed or crashed a tab
             await after.page.bring_to_front()
@@ -188,11 +190,20 @@ class BrowserComputer:
         await self.tabs.clear_refused()
         return [said, *self._news()]
 
+    async def _unstick(self) -> list[str]:
+        """A page that hangs is treated like one that crashed."""
+        async with self._alive("replacing a page that hangs"):
+            if self.tabs.tabs:
+                self.tabs.tabs[self.tabs.focused].crashed = True
+            await self.tabs.current()
+        return ["the page does not respond", *self._news()]
+
     def _news(self) -> list[str]:
         news, self.tabs.news[:] = list(self.tabs.news), []
         if self._proxy is not None:
             hosts, self._proxy.refused[:] = dict.fromkeys(self._proxy.refused), []
-            news += [f"refused: host {host} is not allowed" for host in hosts]
+            asked = [host for host in hosts if host in self.tabs.asked_hosts]
+            news += [f"refused: host {host} is not allowed" for host in asked]
         return list(dict.fromkeys(news))
 
     # For tasks
@@ -250,9 +261,7 @@ class BrowserComputer:
         except (Error, TimeoutError) as error:
             process = self.context.browser
             if self._closed or process is None or not process.is_connected():
-                raise ComputerError(
-                    f"Chromium is gone: it was closed, killed or crashed while {doing}"
-                ) from error
+                raise ComputerError(f"Chromium is gone: it was closed, killed or crashed while {doing}") from error
             if pass_on:
                 raise
             raise ComputerError(f"{doing} failed: {_reason(error)}") from error

@@ -27,9 +27,7 @@ class Guard:
     """
 
     def __init__(self, allowed_hosts: Iterable[str] | None = None) -> None:
-        self.allowed_hosts = (
-            None if allowed_hosts is None else tuple(h.strip().lower() for h in allowed_hosts)
-        )
+        self.allowed_hosts = None if allowed_hosts is None else tuple(h.strip().lower() for h in allowed_hosts)
 
     def allows_host(self, host: str, port: int | None) -> bool:
         if self.allowed_hosts is None:

@@ -2,9 +2,11 @@
 
 After an action:
 1. two animation frames, so that what the page's own handlers did is drawn (bound FRAME_S);
-2. if the action started a navigation of the page: until the document is parsed (bound LOAD_S), then until no
+2. if the page announced a navigation: until its request is out (bound ANNOUNCED_S);
+3. if the action started a navigation of the page: until the document is parsed (bound LOAD_S), then until no
    request has been open for QUIET_S (bound QUIET_BOUND_S), then two frames again;
-3. else, if it started requests: until they are answered (bound FETCH_S), then two frames again.
+4. else, if it started requests: until they are answered (bound FETCH_S), then two frames again.
+A new window that the page announced is waited for likewise (bound WINDOW_S, see `tabs`).
 Streams that stay open by design (websockets, event sources, media, pings) are not waited for.
 """
 
@@ -17,6 +19,8 @@ from collections.abc import Callable
 from playwright.async_api import Error, Page, Request
 
 FRAME_S = 0.5
+ANNOUNCED_S = 1.0
+WINDOW_S = 5.0
 LOAD_S = 15.0
 QUIET_S = 0.1
 QUIET_BOUND_S = 2.0
@@ -32,6 +36,7 @@ class PageActivity:
     def __init__(self, page: Page) -> None:
         self.page = page
         self._navigation: Request | None = None
+        self._announced = False
         self._open: set[Request] = set()
         self._changed = asyncio.Event()
         page.on("request", self._started)
@@ -46,6 +51,7 @@ class PageActivity:
         if _replaces_document(request, self.page):
             self._open = {request}
             self._navigation = request
+            self._announced = False
         self._changed.set()
 
     def _ended(self, request: Request) -> None:
@@ -56,6 +62,7 @@ class PageActivity:
 
     def _parsed(self, _page: Page) -> None:
         self._navigation = None
+        self._announced = False
         self._changed.set()
 
     @property
@@ -65,6 +72,11 @@ class PageActivity:
     def begin(self) -> None:
         """Forget what was open before: an action is judged by what it starts itself."""
         self._open.clear()
+        self._announced = False
+
+    def announce(self) -> None:
+        """The page said that it is about to be replaced; its request may still take a moment."""
+        self._announced = not self.navigating
 
     async def _until(self, holds: Callable[[], bool], bound: float) -> bool:
         deadline = time.monotonic() + bound
@@ -87,6 +99,8 @@ class PageActivity:
     async def settle(self) -> str:
         """Wait as the module says; returns what the model should know, "" when all is well."""
         await frames(self.page)
+        if self._announced:
+            await self._until(lambda: self.navigating or not self._announced, ANNOUNCED_S)
         if self.navigating:
             parsed = await self._until(lambda: not self.navigating, LOAD_S)
             await self._quiet(QUIET_BOUND_S, QUIET_S)

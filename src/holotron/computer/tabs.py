@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
 
 from playwright.async_api import BrowserContext, CDPSession, Dialog, Download, Error, FileChooser, Frame, Page
 
 from holotron.computer.guard import Guard
-from holotron.computer.settle import PageActivity
+from holotron.computer.settle import WINDOW_S, PageActivity
 
 # beforeunload accepted means: leave. A prompt is dismissed, as nobody was asked what to type.
 DIALOG_POLICY = {"alert": "accept", "confirm": "accept", "beforeunload": "accept", "prompt": "dismiss"}
+LISTEN_S = 10.0
+CLOSE_S = 5.0
 _SHOWN = 200  # characters of a page's own text in a report
 
 
@@ -32,24 +38,67 @@ class Tabs:
         self.focused = 0
         self.news: list[str] = []
         self.expected = 0  # tabs that we are about to open ourselves, hence no news
+        self.asked_hosts: set[str] = set()  # by pages; what Chromium asks for itself is no news
+        self._announced = 0  # windows that a page is opening and that are not there yet
+        self._arrived = asyncio.Event()
         self._refused: list[Tab] = []
         context.on("page", self._opened)
+        context.on("request", lambda request: self._asked(request.url))
 
     def _opened(self, page: Page) -> None:
         tab = Tab(page, PageActivity(page))
         self.tabs.append(tab)
         self.focused = len(self.tabs) - 1
+        self._arrived.set()
         if self.expected:
             self.expected -= 1
         else:
+            self._announced = max(0, self._announced - 1)
             self.news.append(f"new tab {self.focused}")
         page.on("crash", lambda _: setattr(tab, "crashed", True))
         page.on("close", lambda _: self._closed(tab))
         page.on("dialog", self._dialog)
         page.on("filechooser", self._file_chooser)
         page.on("download", self._download)
+        page.on("websocket", lambda socket: self._asked(socket.url))
         page.on("framenavigated", lambda frame: self._navigated(tab, frame))
         self._navigated(tab, page.main_frame)
+
+    def _asked(self, url: str) -> None:
+        if self.guard.allowed_hosts is not None:
+            self.asked_hosts.add(urlsplit(url).hostname or "")
+
+    async def _listen(self, tab: Tab) -> None:
+        """Hear of navigations and windows from the page itself, before any request of theirs is out."""
+        if tab.cdp is not None:
+            return
+        session = await self.context.new_cdp_session(tab.page)
+        await session.send("Page.enable")
+        main = (await session.send("Page.getFrameTree"))["frameTree"]["frame"]["id"]
+
+        def navigation(event: dict[str, Any]) -> None:
+            if event["frameId"] == main and event.get("disposition") == "currentTab":
+                tab.activity.announce()
+
+        def window(_event: dict[str, Any]) -> None:
+            self._announced += 1
+
+        session.on("Page.frameRequestedNavigation", navigation)
+        session.on("Page.windowOpen", window)
+        tab.cdp = session
+
+    def begin(self) -> None:
+        self._announced = 0
+
+    async def arrivals(self) -> None:
+        """Wait for the windows that a page announced."""
+        deadline = time.monotonic() + WINDOW_S
+        while self._announced and (left := deadline - time.monotonic()) > 0:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), left)
+            except TimeoutError:
+                self._announced = 0
 
     def _closed(self, tab: Tab) -> None:
         if tab not in self.tabs:
@@ -109,7 +158,15 @@ class Tabs:
             self.news.append("the last tab was closed; an empty one was opened")
             return tab
         tab = self.tabs[min(self.focused, len(self.tabs) - 1)]
-        return await self._replace(tab) if tab.crashed else tab
+        if tab.crashed:
+            tab = await self._replace(tab)
+        try:
+            await asyncio.wait_for(self._listen(tab), LISTEN_S)
+        except (Error, TimeoutError):
+            if not tab.crashed:
+                raise
+            tab = await self._replace(tab)
+        return tab
 
     async def _replace(self, tab: Tab) -> Tab:
         index, url = self.tabs.index(tab), tab.page.url
@@ -118,9 +175,9 @@ class Tabs:
         self.tabs[index] = fresh
         self.focused = index
         try:
-            await tab.page.close()
-        except Error:
-            pass  # there is nothing left to close
+            await asyncio.wait_for(tab.page.close(), CLOSE_S)
+        except (Error, TimeoutError):
+            pass  # there is nothing left to close, or it hangs and is left behind
         self.news.append("the page crashed and was opened again")
         if self.guard.refusal(url) is None:
             try:
@@ -130,7 +187,8 @@ class Tabs:
         return fresh
 
     async def keep_one(self) -> Tab:
-        """Close all tabs but the one in the focus and forget the news."""
+        """Close all tabs but the first and forget the news."""
+        self.focused = 0
         tab = await self.current()
         for other in [other for other in self.tabs if other is not tab]:
             try:

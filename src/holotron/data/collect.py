@@ -20,7 +20,7 @@ from holotron.computer.browser import Browser, BrowserComputer
 from holotron.computer.computer import ComputerError
 from holotron.contract.contract import get_contract
 from holotron.contract.conversation import Conversation, Screenshot, Turn
-from holotron.contract.policy import PolicyError
+from holotron.contract.policy import ContractError, Policy, PolicyError
 from holotron.contract.step import Click, Step
 from holotron.tasks.miniwob import MiniWobTask, viewport
 from holotron.tasks.oracles import OraclePolicy
@@ -81,8 +81,14 @@ def history_of(turns: list[Turn]) -> list[dict[str, Any]]:
     ]
 
 
-async def record_episode(task: MiniWobTask, seed: int, noise: float) -> list[dict[str, Any]]:
-    """The oracle's episode, sometimes thrown off its way; every state carries the oracle's label."""
+async def record_episode(
+    task: MiniWobTask, seed: int, noise: float, actor: Policy | None = None
+) -> list[dict[str, Any]]:
+    """The oracle's episode, sometimes thrown off its way; every state carries the oracle's label.
+
+    With an `actor` it is the actor that acts and the oracle only labels the states it gets into (DAgger, Ross et
+    al., 2011).
+    """
     contract = get_contract("holotron3")
     rng = random.Random(f"{task.name}-{seed}")
     goal, oracle = await task.reset(seed), OraclePolicy(task)
@@ -108,7 +114,12 @@ async def record_episode(task: MiniWobTask, seed: int, noise: float) -> list[dic
             }
         )
         step = decision.step
-        if task.name in FORGIVING and rng.random() < noise and labels["elements"]:
+        if actor is not None:
+            try:
+                step = (await actor.decide(Conversation(goal, turns))).step
+            except ContractError:
+                break
+        elif task.name in FORGIVING and rng.random() < noise and labels["elements"]:
             step = wrong_step(step, rng.choice(labels["elements"]), shot)
         turns[-1].step = step
         transition = await task.step(step.tool_call, contract.point(step.tool_call, shot))
@@ -132,9 +143,16 @@ async def record_practice(computer: BrowserComputer, seed: int) -> list[dict[str
 
 
 async def collect(
-    jobs: list[Job], out: Path, workers: int = 2, progress: Callable[[str, int], None] | None = None
+    jobs: list[Job],
+    out: Path,
+    workers: int = 2,
+    progress: Callable[[str, int], None] | None = None,
+    actor: Policy | None = None,
 ) -> int:
-    """Run the jobs, going on where files in `out` stop. Returns the number of new records."""
+    """Run the jobs, going on where files in `out` stop. Returns the number of new records.
+
+    `actor`: see `record_episode`.
+    """
     out.mkdir(parents=True, exist_ok=True)
     waiting: asyncio.Queue[Job] = asyncio.Queue()
     for job in jobs:
@@ -159,7 +177,7 @@ async def collect(
                         if task is None:
                             records = await record_practice(computer, seed)
                         else:
-                            records = await record_episode(task, seed, job.noise)
+                            records = await record_episode(task, seed, job.noise, actor)
                     except ComputerError:
                         await computer.close()
                         computer = await browser.new_computer(*viewport())

@@ -55,6 +55,8 @@ async def run_miniwob(
     """Every task with every seed, `workers` at a time in one browser. What is done is in `out`, resumable."""
     began = time.monotonic() if started is None else started
     try:
+        if chosen.check is not None:
+            await chosen.check()
         async with await Browser.launch() as browser:
 
             async def make(name: str) -> Task:
@@ -85,8 +87,12 @@ async def run_web(
     resume: bool = False,
     on_event: OnEvent | None = None,
 ) -> RunSummary:
-    """One task in a person's own words, starting at `url`."""
+    """One task in a person's own words, starting at `url`. Raises ValueError for the oracle, which knows no such."""
+    if chosen.name == "oracle":
+        raise ValueError("the oracle only solves its MiniWoB++ tasks; name a checkpoint folder or an endpoint")
     try:
+        if chosen.check is not None:
+            await chosen.check()
         async with await Browser.launch(headless=headless) as browser:
 
             async def make(name: str) -> Task:

@@ -24,6 +24,7 @@ class Chosen:
     name: str
     viewport: tuple[int, int] | None = None
     close: Callable[[], Awaitable[None]] | None = None
+    check: Callable[[], Awaitable[str]] | None = None  # asks an endpoint whether it is there, before anything starts
 
 
 def oracle(task: MiniWobTask) -> Policy:
@@ -52,7 +53,7 @@ def choose_policy(
     if is_endpoint(model):
         spoken = get_contract(contract or "holotron3", images_kept=images_kept, prompt_file=prompt_file)
         http = HttpPolicy(model, served_name, spoken)
-        return Chosen(http, spoken, model, None, http.close)
+        return Chosen(http, spoken, model, None, http.close, http.check)
     if not Path(model).is_dir():
         raise PolicyError(f"{model} is neither a checkpoint folder nor an http(s) URL, nor one of: oracle, random")
     from holotron.engine import SamplingParams
