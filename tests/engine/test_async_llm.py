@@ -70,10 +70,7 @@ async def test_cancelling_frees_the_slot(engine: AsyncLLM) -> None:
             await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
-        assert all(
-            isinstance(e, asyncio.CancelledError)
-            for e in await asyncio.gather(*tasks, return_exceptions=True)
-        )
+        assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*tasks, return_exceptions=True))
         after = await engine.generate("next", SamplingParams(max_tokens=3, ignore_eos=True))
     assert after.metrics.output_tokens == 3
     async with asyncio.timeout(20):

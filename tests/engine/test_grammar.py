@@ -116,9 +116,7 @@ def test_skipping_changes_no_token_and_every_text_fits_its_schema(
     without = LLM(model, tokenizer, skip_forced_tokens=False).generate(prompts, params)
     for schema, fast, slow in zip(schemas, with_skipping, without, strict=True):
         assert fast.outputs[0].token_ids == slow.outputs[0].token_ids
-        assert fast.outputs[0].cumulative_logprob == pytest.approx(
-            slow.outputs[0].cumulative_logprob, abs=1e-2
-        )
+        assert fast.outputs[0].cumulative_logprob == pytest.approx(slow.outputs[0].cumulative_logprob, abs=1e-2)
         for output in (fast, slow):
             assert output.outputs[0].finish_reason == "stop"
             text = output.outputs[0].text
@@ -134,9 +132,7 @@ def test_sampled_text_is_the_same_with_and_without_skipping(
 ) -> None:
     schema = Holotron3().schema()
     params = [
-        SamplingParams(
-            temperature=2.0, seed=i, max_tokens=60, structured_outputs=StructuredOutputs(json=schema)
-        )
+        SamplingParams(temperature=2.0, seed=i, max_tokens=60, structured_outputs=StructuredOutputs(json=schema))
         for i in range(6)
     ]
     fast = LLM(model, tokenizer).generate(["go"] * 6, params)
@@ -172,7 +168,7 @@ def test_what_models_are_trained_on_stays_possible_token_by_token(
 
 
 def test_a_forced_span_waits_for_a_longer_piece(llm: LLM) -> None:
-    """`{"note":` is forced, but a piece goes on beyond it, so the model chooses; a lone byte is left as it is."""
+    """`{"note":` is forced, but pieces go on beyond it, so the model chooses among them and a byte."""
     constraint = Grammars(llm.vocabulary).constraint(StructuredOutputs(json=Holotron3().schema()))
     allowed = {llm.vocabulary.token_bytes[i] for i in constraint.allowed().nonzero()[0]}
     assert allowed == {b"{", b'{"note":"', b'{"note":null,"thought":"'}
@@ -198,9 +194,7 @@ def test_regex(regex: str, llm: LLM) -> None:
 def test_choices_with_special_characters(llm: LLM) -> None:
     choices = ['yes "sir"', "no\nway", "peut-être", "back\\slash", "yes"]
     for seed in range(8):
-        params = SamplingParams(
-            temperature=3.0, seed=seed, structured_outputs=StructuredOutputs(choice=choices)
-        )
+        params = SamplingParams(temperature=3.0, seed=seed, structured_outputs=StructuredOutputs(choice=choices))
         assert llm.generate("go", params)[0].outputs[0].text in choices
 
 

@@ -49,9 +49,7 @@ def slow_greedy(model: HolotronForConditionalGeneration, given: Any, tokens: int
     """Greedy decoding with one full forward pass for each token, no cache and no batch."""
     processor = build_image_processor(model)
     assert processor is not None
-    text, pictures = (
-        (given["prompt"], given["multi_modal_data"]["image"]) if isinstance(given, dict) else (given, [])
-    )
+    text, pictures = (given["prompt"], given["multi_modal_data"]["image"]) if isinstance(given, dict) else (given, [])
     ids = text if isinstance(text, list) else llm.vocabulary.encode(text)
     images = [processor(p) for p in pictures]
     counts = iter([image.num_tokens for image in images])
@@ -85,9 +83,7 @@ def test_seeded_sampling_does_not_depend_on_the_batch(llm: LLM) -> None:
         assert llm.generate([given], own)[0].outputs[0].token_ids == output.outputs[0].token_ids
     assert (
         together[0].outputs[0].token_ids
-        != llm.generate([PROMPTS[0]], SamplingParams(temperature=1.0, seed=99, max_tokens=16))[0]
-        .outputs[0]
-        .token_ids
+        != llm.generate([PROMPTS[0]], SamplingParams(temperature=1.0, seed=99, max_tokens=16))[0].outputs[0].token_ids
     )
 
 
@@ -114,9 +110,7 @@ def test_sequences_join_and_leave_between_steps(model: HolotronForConditionalGen
 
 
 def test_state_is_constant_and_kv_grows_by_the_token(llm: LLM) -> None:
-    few, many = (
-        llm.generate("count", SamplingParams(max_tokens=n, ignore_eos=True))[0].metrics for n in (10, 300)
-    )
+    few, many = (llm.generate("count", SamplingParams(max_tokens=n, ignore_eos=True))[0].metrics for n in (10, 300))
     language = llm.model.config.language
     assert few.state_bytes == many.state_bytes == language.state_bytes()
     # the last token has been chosen, not run
@@ -156,9 +150,7 @@ def test_stop_strings_and_stop_tokens_end_the_text(llm: LLM) -> None:
     cut = llm.generate("tell", SamplingParams(max_tokens=30, ignore_eos=True, stop=stop))[0].outputs[0]
     assert (cut.text, cut.finish_reason) == (whole.text[: whole.text.index(stop)], "stop")
     token = whole.token_ids[10]
-    cut = llm.generate("tell", SamplingParams(max_tokens=30, ignore_eos=True, stop_token_ids=[token]))[
-        0
-    ].outputs[0]
+    cut = llm.generate("tell", SamplingParams(max_tokens=30, ignore_eos=True, stop_token_ids=[token]))[0].outputs[0]
     assert cut.token_ids == whole.token_ids[: whole.token_ids.index(token)]
 
 
@@ -280,9 +272,7 @@ def test_expanded_ids_may_be_sent_back(llm: LLM) -> None:
 
 
 @pytest.fixture
-def folder(
-    tmp_path: Path, model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast
-) -> Path:
+def folder(tmp_path: Path, model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> Path:
     tiny_model(tokenizer).to(torch.bfloat16).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     return tmp_path

@@ -47,9 +47,7 @@ def ask(llm: LLM, *sizes: tuple[int, int], schema: dict[str, Any] = POINT, **par
 
 
 @torch.inference_mode()
-def slow_point(
-    model: HolotronForConditionalGeneration, llm: LLM, output: RequestOutput, sizes: Any
-) -> Pointed:
+def slow_point(model: HolotronForConditionalGeneration, llm: LLM, output: RequestOutput, sizes: Any) -> Pointed:
     """The head's choice from one full forward pass, cell by cell."""
     ids = output.prompt_token_ids
     reply = output.outputs[0].token_ids

@@ -91,18 +91,14 @@ def test_filters_agree_with_the_slow_way(params: SamplingParams) -> None:
     for seed in range(20):
         logits = torch.randn(17, generator=torch.Generator().manual_seed(seed)) * 3
         found = probabilities(logits, params)
-        assert torch.allclose(
-            found, torch.tensor(slow_probabilities(logits.tolist(), params)).double(), atol=1e-6
-        )
+        assert torch.allclose(found, torch.tensor(slow_probabilities(logits.tolist(), params)).double(), atol=1e-6)
 
 
 def test_choices_follow_the_distribution() -> None:
     logits = torch.tensor([1.0, 0.0, -torch.inf, 2.0])
     params = SamplingParams(temperature=1.0)
     generator = torch.Generator().manual_seed(0)
-    counts = torch.bincount(
-        torch.tensor([choose(logits, params, generator) for _ in range(4000)]), minlength=4
-    )
+    counts = torch.bincount(torch.tensor([choose(logits, params, generator) for _ in range(4000)]), minlength=4)
     assert torch.allclose(counts / 4000, logits.softmax(-1), atol=0.03)
     assert counts[2] == 0
 
