@@ -106,14 +106,14 @@ def test_state_does_not_drift(seed: int) -> None:
     u = torch.randn(1, 4096, 64)
     expected, state = oracle(made, config, u[0])
     errors = {}
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype, steps in ((torch.float32, 4096), (torch.bfloat16, 1024)):
         cache = HybridCache.empty(config, 1)
         found = []
-        for t in range(u.shape[1]):
+        for t in range(steps):
             found.append(made(u[:, t : t + 1], None, cache)[0])
             cache.ssm[0] = cache.ssm[0].to(dtype).float()
-        errors[dtype] = (torch.cat(found)[-256:] - expected[-256:]).abs().max().item()
-    print(errors)
+        tail = slice(steps - 256, steps)
+        errors[dtype] = (torch.cat(found)[tail] - expected[tail]).abs().max().item()
     assert errors[torch.float32] < 1e-4
     assert errors[torch.bfloat16] > 20 * errors[torch.float32]
 
