@@ -90,7 +90,7 @@ def test_tokens_per_screenshot(width: int, height: int, grid: tuple[int, int], t
 @pytest.mark.parametrize(("width", "height"), [(1024, 768), (300, 300), (481, 202)])
 def test_count_equals_pixels_sent(seed: int, width: int, height: int) -> None:
     """Trap 17: what the prompt is told equals the feature rows that the pixels will give."""
-    for processor in (tiles(), tiles(size=64, patch_size=4), tiles(use_thumbnail=False)):
+    for processor in (tiles(size=128), tiles(size=64, patch_size=4), tiles(size=128, use_thumbnail=False)):
         image = processor(noise(width, height))
         count, channels, high, wide = image.pixel_values.shape
         side = processor.config.size
@@ -103,13 +103,13 @@ def test_count_equals_pixels_sent(seed: int, width: int, height: int) -> None:
 def test_max_num_tiles_is_obeyed() -> None:
     """Trap 16."""
     screenshot = np.zeros((1080, 1920, 3), np.uint8)
-    processor = tiles()
-    assert processor(screenshot).num_tokens == 9 * 256
+    processor = tiles(size=128)
+    assert processor(screenshot).num_tokens == 9 * 16
     single = processor(screenshot, max_num_tiles=1)
-    assert (single.num_tokens, single.grid, single.thumbnail) == (256, (1, 1), False)
-    assert processor.num_tokens(1920, 1080, max_num_tiles=1) == 256
-    assert tiles(max_num_tiles=1)(screenshot).num_tokens == 256
-    assert processor(screenshot).num_tokens == 9 * 256  # nothing sticks
+    assert (single.num_tokens, single.grid, single.thumbnail) == (16, (1, 1), False)
+    assert processor.num_tokens(1920, 1080, max_num_tiles=1) == 16
+    assert tiles(size=128, max_num_tiles=1)(screenshot).num_tokens == 16
+    assert processor(screenshot).num_tokens == 9 * 16  # nothing sticks
     with pytest.raises(TypeError, match="max_tiles"):
         processor(screenshot, max_tiles=1)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="max_num_tiles"):
