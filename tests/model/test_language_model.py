@@ -17,18 +17,14 @@ from holotron.model.modeling import HolotronForConditionalGeneration
 from tests.model.tiny import TINY, build, randomise, tokens
 
 
-def pieces(
-    model: HolotronForConditionalGeneration, ids: Tensor, sizes: list[int]
-) -> tuple[Tensor, HybridCache]:
+def pieces(model: HolotronForConditionalGeneration, ids: Tensor, sizes: list[int]) -> tuple[Tensor, HybridCache]:
     """Logits of `ids` fed in pieces through one cache that has to grow on the way."""
     cache = HybridCache.empty(model.config.language, len(ids), capacity=4)
     found = [model(piece, cache=cache).logits for piece in ids.split(sizes, dim=1)]
     return torch.cat(found, 1), cache
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"hybrid_override_pattern": "MM*M-*-"}, {"n_groups": 4, "chunk_size": 7}]
-)
+@pytest.mark.parametrize("changes", [{}, {"hybrid_override_pattern": "MM*M-*-"}, {"n_groups": 4, "chunk_size": 7}])
 @torch.no_grad()
 def test_logits_equal_transformers(seed: int, tmp_path: Path, changes: dict[str, Any]) -> None:
     """Through the released text layout (`backbone.*`, `lm_head.weight`) and transformers' own config file."""
@@ -67,9 +63,7 @@ def test_chunk_size_changes_nothing(seed: int) -> None:
     ids = tokens(2, 50)
     logits = []
     for chunk in (1, 7, 16, 50, 128):
-        other = HolotronForConditionalGeneration(
-            HolotronConfig(llm_config={**TINY, "chunk_size": chunk})
-        ).eval()
+        other = HolotronForConditionalGeneration(HolotronConfig(llm_config={**TINY, "chunk_size": chunk})).eval()
         other.load_state_dict(model.state_dict())
         logits.append(other(ids).logits)
     for found in logits[1:]:

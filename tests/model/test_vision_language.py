@@ -183,9 +183,7 @@ def test_missing_key_is_named(seed: int, tmp_path: Path, key: str) -> None:
         HolotronForConditionalGeneration.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "key", ["mlp1.1.weight", "vision_model.radio_model.model.patch_generator.cls_token.token"]
-)
+@pytest.mark.parametrize("key", ["mlp1.1.weight", "vision_model.radio_model.model.patch_generator.cls_token.token"])
 def test_wrong_shape_is_an_error(seed: int, tmp_path: Path, key: str) -> None:
     """Traps 11 and 14: the file decides, and a config that says otherwise is not obeyed in silence."""
     weights = checkpoint(tmp_path)
