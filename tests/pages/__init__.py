@@ -1,0 +1,1 @@
+"""Small pages that the tests drive, and the server that serves them."""
