@@ -16,6 +16,7 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from holotron.computer.browser import Browser, BrowserComputer
@@ -31,8 +32,8 @@ async def measure(computer: BrowserComputer, name: str, seeds: int) -> dict[str,
     task = MiniWobTask(computer, name)
     oracle = OraclePolicy(task)
     failed: list[int] = []
-    steps = scrolls = 0
-    acting = 0.0
+    scrolls = 0
+    acting: list[float] = []
     began = time.perf_counter()
     for seed in range(seeds):
         goal = await task.reset(seed)
@@ -42,8 +43,7 @@ async def measure(computer: BrowserComputer, name: str, seeds: int) -> dict[str,
             point = None if x is None or y is None else (x * computer.width / 1000, y * computer.height / 1000)
             started = time.perf_counter()
             transition = await task.step(call, point)
-            acting += time.perf_counter() - started
-            steps += 1
+            acting.append(time.perf_counter() - started)
             scrolls += call.tool_name == "scroll"
             if transition.terminated:
                 break
@@ -54,9 +54,9 @@ async def measure(computer: BrowserComputer, name: str, seeds: int) -> dict[str,
         "seeds": seeds,
         "solved": seeds - len(failed),
         "failed_seeds": failed,
-        "steps": steps,
+        "steps": len(acting),
         "scrolls": scrolls,
-        "step_ms": round(1000 * acting / steps, 1),
+        "step_ms_median": round(1000 * median(acting), 1),
         "episode_ms": round(1000 * (time.perf_counter() - began) / seeds, 1),
     }
 
@@ -76,7 +76,7 @@ async def run(seeds: int) -> dict[str, Any]:
             "oracle_easy20_mean": sum(row["solved"] for row in rows) / episodes,
             "oracle_easy20_tasks_all_solved": sum(row["solved"] == row["seeds"] for row in rows),
             "oracle_steps_per_episode": round(steps / episodes, 2),
-            "browser_step_ms": round(sum(row["step_ms"] * row["steps"] for row in rows) / steps, 1),
+            "browser_step_ms_median": median(row["step_ms_median"] for row in rows),
         },
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
