@@ -9,7 +9,8 @@ A block names a file of benchmarks/results, and may pick figures of it and their
     (generated)
     <!-- /figures -->
 
-Figures named `*_mean` or `*_rate` are fractions from 0 to 1.
+Figures named `*_mean` or `*_rate` are fractions from 0 to 1. A block `<!-- tasks:pilot -->` ... `<!-- /tasks -->`
+becomes a table of success by task and policy, from the rows of that file.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ BLOCK = re.compile(
     r"(?P<open><!-- figures:(?P<name>[\w-]+)(?P<picked>(?: [\w-]+)*) -->\n).*?(?P<close><!-- /figures -->)",
     re.DOTALL,
 )
+TASKS = re.compile(r"(?P<open><!-- tasks:(?P<name>[\w-]+) -->\n).*?(?P<close><!-- /tasks -->)", re.DOTALL)
 # What a reader calls a figure, in English and Spanish. One that is not listed appears under its own name.
 LABELS = {
     "miniwob_easy20_mean": (
@@ -37,6 +39,28 @@ LABELS = {
         "Tasks of the 20 with at least 60 % success",
         "Tareas, de las 20, con al menos un 60 % de éxito",
     ),
+    "miniwob_easy20_tokens_only_mean": (
+        "The same pilot with plain coordinate tokens, as another engine would run it",
+        "El mismo piloto con coordenadas como texto, como lo serviría otro motor",
+    ),
+    "demo_mean": ("Demo: mean success, 3 seeds a task", "Demo: éxito medio, 3 semillas por tarea"),
+    "tokens_per_s": ("Demo: prompt and output tokens per second", "Demo: tokens de entrada y salida por segundo"),
+    "kv_bytes_step_1": ("Keys and values per session after 1 step", "Claves y valores por sesión tras 1 paso"),
+    "kv_bytes_step_20": ("Keys and values per session after 20 steps", "Claves y valores por sesión tras 20 pasos"),
+    "seeds": ("Seeds a task", "Semillas por tarea"),
+    "untrained_seeds": ("Seeds a task, untrained pilot", "Semillas por tarea, piloto sin entrenar"),
+    "pointer_click_accuracy": ("Pointer (coordinate tokens beside it)", "Puntero (con tokens de coordenadas al lado)"),
+    "pointer_run_tokens_click_accuracy": ("The same run read from its tokens", "La misma, leída de sus tokens"),
+    "tokens_attention_click_accuracy": (
+        "Coordinate tokens, attention supervised",
+        "Tokens de coordenadas, atención supervisada",
+    ),
+    "tokens_aux_pointer_click_accuracy": (
+        "Coordinate tokens, pointer as auxiliary loss",
+        "Tokens de coordenadas, puntero como pérdida auxiliar",
+    ),
+    "questions_asked": ("Held-out questions asked", "Preguntas apartadas"),
+    "steps": ("Training batches of each run", "Lotes de entrenamiento de cada prueba"),
     "random_easy20_mean": ("The same with random clicks", "Lo mismo con clics al azar"),
     "untrained_easy20_mean": ("The same with an untrained pilot", "Lo mismo con un piloto sin entrenar"),
     "parameters": ("Parameters of the pilot", "Parámetros del piloto"),
@@ -70,7 +94,33 @@ def refreshed(text: str, language: str, results: Path = RESULTS) -> str:
         body = table(results / f"{found['name']}.json", found["picked"].split(), language)
         return f"{found['open']}{body}\n{found['close']}"
 
-    return BLOCK.sub(block, text)
+    def tasks(found: re.Match[str]) -> str:
+        return f"{found['open']}{by_task(results / f'{found["name"]}.json', language)}\n{found['close']}"
+
+    return TASKS.sub(tasks, BLOCK.sub(block, text))
+
+
+def by_task(file: Path, language: str) -> str:
+    """Success in percent with its 95 % interval, one row a task, one column a policy."""
+    if not file.is_file():
+        return WORDS[language][3]
+    rows = json.loads(file.read_text())["rows"]
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    cells = {(row["task"], row["policy"]): row for row in rows}
+    lines = ["| task | " + " | ".join(policies) + " |", "|---|" + "---:|" * len(policies)]
+    tasks = dict.fromkeys(row["task"] for row in rows)
+    for task in sorted(tasks, key=lambda name: (-cells[name, policies[0]]["rate"], name)):
+        found = (cells.get((task, policy)) for policy in policies)
+        lines.append(f"| {task} | " + " | ".join(_percent(row) for row in found) + " |")
+    episodes = (f"{policy} {sum(r['n'] for r in rows if r['policy'] == policy)}" for policy in policies)
+    lines += ["", f"Percent, Wilson 95 % interval in brackets. Episodes: {', '.join(episodes)}."]
+    return "\n".join(lines)
+
+
+def _percent(row: dict[str, Any] | None) -> str:
+    if row is None or not row["n"]:
+        return "-"
+    return f"{100 * row['rate']:.0f} ({100 * row['low']:.0f}-{100 * row['high']:.0f})"
 
 
 def table(file: Path, picked: list[str], language: str) -> str:
@@ -86,15 +136,13 @@ def table(file: Path, picked: list[str], language: str) -> str:
     for name in picked or figures:
         label = LABELS[name][language == "es"] if name in LABELS else f"`{name}`"
         rows.append(f"| {label} | {shown(name, figures[name], language)} |")
-    rest = "".join(
-        f", {part}" for part in (_flat(result.get("machine")), result.get("date"), _commit(result)) if part
-    )
+    rest = "".join(f", {part}" for part in (_flat(result.get("machine")), result.get("date"), _commit(result)) if part)
     return "\n".join([*rows, "", measured.format(command=result.get("command", file.name), rest=rest)])
 
 
 def shown(name: str, value: float, language: str) -> str:
     """A figure with the unit that its name implies."""
-    if name.endswith(("_mean", "_rate")):
+    if name.endswith(("_mean", "_rate", "_accuracy")):
         text, unit = f"{100 * value:.1f}", " %"
     elif "bytes" in name:
         text, unit = f"{value / 1024:,.1f}", " KiB"

@@ -66,9 +66,7 @@ class Attempt:
 
     async def run(self, task: Task) -> EpisodeResult:
         reset = task.reset(self.seed)
-        goal = await bounded(
-            reset, self.limits.act_seconds, f"resetting task {self.task_name} to seed {self.seed}"
-        )
+        goal = await bounded(reset, self.limits.act_seconds, f"resetting task {self.task_name} to seed {self.seed}")
         self.conversation.goal = _sendable(goal)
         self.started = time.monotonic()
         for index in range(self.limits.max_steps):
@@ -114,9 +112,7 @@ class Attempt:
             act = task.step(decision.step.tool_call, point)
             transition = await bounded(act, self.limits.act_seconds, what)
             now = time.monotonic()
-            record = self._acted(
-                index, seen, turn, decision, point, transition, decided - started, now - decided
-            )
+            record = self._acted(index, seen, turn, decision, point, transition, decided - started, now - decided)
         await asyncio.to_thread(self.writer.step, record)
         self.records.append(record)
         if self.on_step:
@@ -170,9 +166,7 @@ class Attempt:
             extra=decision.extra,
         )  # fmt: skip
 
-    def _refused(
-        self, index: int, seen: Seen, turn: Turn, error: ContractError, decide_s: float
-    ) -> StepRecord:
+    def _refused(self, index: int, seen: Seen, turn: Turn, error: ContractError, decide_s: float) -> StepRecord:
         self.failures_in_a_row += 1
         turn.result, turn.is_error = REFUSED.format(problem=error), True
         # History holds no failed output; what was wrong with it stands beside the next screenshot.

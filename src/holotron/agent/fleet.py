@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holotron.agent.loop import Limits, PolicyFor, TaskSource, run_episode, shared
-from holotron.agent.records import INFRA, EpisodeResult, RunInfo, StepRecord, package_versions
+from holotron.agent.records import INFRA, EpisodeResult, RunInfo, StepRecord, machine_name, package_versions
 from holotron.agent.summary import RunSummary, Session, read_summary, session, summarize, write_summary
 from holotron.agent.trajectory import (
     TrajectoryError,
@@ -137,9 +137,7 @@ class Fleet:
         self.on_event = on_event or (lambda event: None)
         self.started = time.monotonic() if started is None else started
         # A maker of policies has no name of its own unless it is a class or a function.
-        self.policy_name = str(
-            getattr(policy, "name" if shared(policy) else "__name__", "made for each task")
-        )
+        self.policy_name = str(getattr(policy, "name" if shared(policy) else "__name__", "made for each task"))
         self.folders: list[Path] = []
         self.records: list[StepRecord] = []
         self.first_action_s: float | None = None
@@ -166,6 +164,7 @@ class Fleet:
             prompt_hash=self.contract.prompt_hash,
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             browser=browser,
+            machine=machine_name(),
             workers=workers,
             settings=asdict(self.settings),
             limits=asdict(self.limits),
@@ -194,9 +193,7 @@ class Fleet:
             return summary
         self.on_event(Event("start", text=f"{len(todo)} episodes to run, {workers} workers"))
         queue = JobQueue(todo)
-        working = [
-            asyncio.create_task(self._work(number, queue)) for number in range(min(workers, len(todo)))
-        ]
+        working = [asyncio.create_task(self._work(number, queue)) for number in range(min(workers, len(todo)))]
         try:
             await asyncio.gather(*working)
         except BaseException as error:

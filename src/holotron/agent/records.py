@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -110,6 +112,7 @@ class RunInfo(Record):
     prompt_hash: str
     started_at: str  # ISO 8601, UTC
     browser: str = ""
+    machine: str = ""
     workers: int = 1
     settings: dict[str, Any] = Field(default_factory=dict)
     limits: dict[str, Any] = Field(default_factory=dict)
@@ -135,6 +138,12 @@ def without_credentials(text: str) -> str:
         return text
     parts = urlsplit(text)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def machine_name() -> str:
+    """Kind of machine without anything that tells one from another: system, processor, cores."""
+    cores = os.cpu_count() or 1
+    return f"{platform.system()} {platform.machine()}, {cores} cores"
 
 
 def package_versions() -> dict[str, str]:

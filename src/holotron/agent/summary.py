@@ -17,7 +17,8 @@ Z_95 = 1.959963984540054
 
 
 class Score(Record):
-    """Successes of the `n` episodes that say something about the model; `infra_errors` are not among them.
+    """Successes of the `n` episodes that say something about the model; `infra_errors` and `unchecked` are not
+    among them, the latter being episodes that ended by an answer nothing here can check.
 
     `low`, `high`: Wilson 95 % interval of `rate`. `raw_positive` counts raw rewards above zero.
     """
@@ -29,6 +30,7 @@ class Score(Record):
     high: float
     raw_positive: int
     infra_errors: int
+    unchecked: int = 0
     mean_steps: float
     statuses: dict[str, int] = Field(default_factory=dict)
 
@@ -81,7 +83,8 @@ def wilson(successes: int, n: int, z: float = Z_95) -> tuple[float, float]:
 
 
 def score(results: Sequence[EpisodeResult]) -> Score:
-    counted = [result for result in results if result.status != INFRA]
+    sound = [result for result in results if result.status != INFRA]
+    counted = [result for result in sound if result.status != "done"]
     successes = sum(bool(result.success) for result in counted)
     low, high = wilson(successes, len(counted))
     return Score(
@@ -91,15 +94,14 @@ def score(results: Sequence[EpisodeResult]) -> Score:
         low=low,
         high=high,
         raw_positive=sum(result.reward > 0 for result in counted),
-        infra_errors=len(results) - len(counted),
-        mean_steps=fmean(result.steps for result in counted) if counted else 0.0,
+        infra_errors=len(results) - len(sound),
+        unchecked=len(sound) - len(counted),
+        mean_steps=fmean(result.steps for result in sound) if sound else 0.0,
         statuses=dict(Counter(result.status for result in results)),
     )
 
 
-def session(
-    records: Sequence[StepRecord], seconds: float, first_action_s: float | None, workers: int
-) -> Session:
+def session(records: Sequence[StepRecord], seconds: float, first_action_s: float | None, workers: int) -> Session:
     actions = sum(record.step is not None for record in records)
     output = sum(record.output_tokens for record in records)
     tokens = output + sum(record.prompt_tokens for record in records)

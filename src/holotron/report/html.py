@@ -152,6 +152,7 @@ def _facts(info: RunInfo) -> Iterable[tuple[str, str]]:
         ("Policy", info.policy),
         ("Contract", f"{info.contract}, prompt {info.prompt_hash[:12]}"),
         ("Browser", info.browser),
+        ("Machine", info.machine),
         ("Started", _when(info.started_at)),
         ("Workers", str(info.workers)),
         ("Tasks", str(len({task for task, _ in info.jobs}) or "")),

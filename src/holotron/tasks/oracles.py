@@ -13,98 +13,35 @@ from pathlib import Path
 from typing import Any
 
 from holotron.contract.conversation import Conversation
-from holotron.contract.policy import Decision, PolicyError
+from holotron.contract.policy import Decision
 from holotron.contract.step import Click, Scroll, Step, Write
 from holotron.tasks.miniwob import MiniWobTask
+from holotron.tasks.oracle_page import (
+    DOWN,
+    FIRST,
+    FOCUS,
+    OPEN,
+    OPENED,
+    RETYPE,
+    SECOND,
+    SELECT,
+    SEND,
+    SUBMIT,
+    TARGET,
+    THOUGHTS,
+    TYPE,
+    UNSELECT,
+    UP,
+    Element,
+    Move,
+    NoTarget,
+    Page,
+)
+
+__all__ = ["ORACLES", "THOUGHTS", "NoTarget", "OraclePolicy"]
 
 _ELEMENTS = (Path(__file__).with_name("oracle_elements.js")).read_text(encoding="utf-8")
-
-TARGET = "I click the target."
-FIRST = "I click the first button."
-SECOND = "I click the second button."
-SELECT = "I select the next item."
-UNSELECT = "I unselect a wrong item."
-SUBMIT = "All is selected, I submit."
-FOCUS = "I focus the field."
-TYPE = "The field has focus, I type."
-RETYPE = "The text is wrong, I replace it."
-SEND = "The text is in, I submit."
-OPEN = "I open the section."
-OPENED = "The section is open, I submit."
-DOWN = "The target is below, I scroll."
-UP = "The target is above, I scroll."
-
-# Every thought an oracle can have.
-THOUGHTS: tuple[str, ...] = (
-    TARGET, FIRST, SECOND, SELECT, UNSELECT, SUBMIT, FOCUS, TYPE, RETYPE, SEND, OPEN, OPENED, DOWN, UP,
-)  # fmt: skip
-
-SCROLL_SIZE = 1
-
-
-class NoTarget(PolicyError):
-    """The page does not hold what the goal asks for: it is not, or no longer, the oracle's task."""
-
-
-@dataclass(frozen=True, slots=True)
-class Element:
-    """One element of the page. Boxes are [x0, y0, x1, y1] in CSS pixels of the viewport.
-
-    `full` is its whole box; `box` what of it can be clicked now, None if nothing; `point` where to click.
-    """
-
-    tag: str
-    type: str
-    id: str
-    text: str
-    closes: bool
-    link: bool
-    color: str
-    selected: bool
-    kind: str  # of a label: the type of its control
-    value: str
-    focused: bool
-    full: tuple[float, float, float, float]
-    box: tuple[float, float, float, float] | None
-    point: tuple[float, float] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What an oracle decides from."""
-
-    goal: str
-    elements: tuple[Element, ...]
-    pushed: int = 0  # click-button-sequence shows nowhere how many buttons were clicked
-
-    def find(self, holds: Callable[[Element], bool]) -> Element:
-        """The first such element that can be clicked now, else the first one; raises NoTarget."""
-        found = [element for element in self.elements if holds(element)]
-        if not found:
-            raise NoTarget(f"nothing on the page answers to the goal {self.goal!r}")
-        return next((element for element in found if element.point), found[0])
-
-    def button(self, text: str) -> Element:
-        return self.find(lambda e: e.tag == "button" and not e.closes and e.text == text)
-
-    def quoted(self) -> list[str]:
-        return re.findall(r'"([^"]*)"', self.goal)
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A click on `target`, or, if `content` is set, typing into the focus."""
-
-    thought: str
-    target: Element
-    name: str = ""  # how the element is called; its visible text where empty
-    content: str | None = None
-    overwrite: bool = False
-
-    @property
-    def element(self) -> str:
-        return self.name or self.target.text
-
+SCROLL_SIZE = 2  # wheel clicks, of a view of 160 pixels
 
 Oracle = Callable[[Page], Move]
 ORACLES: dict[str, Oracle] = {}
@@ -304,9 +241,7 @@ def _step(move: Move, width: int, height: int) -> Step:
         return Step(thought=move.thought, tool_call=Write(content=move.content, overwrite=move.overwrite))
     if target.point is None:
         below = target.full[3] > height / 2
-        call = Scroll(
-            element="page", x=500, y=500, direction="down" if below else "up", scroll_size=SCROLL_SIZE
-        )
+        call = Scroll(element="page", x=500, y=500, direction="down" if below else "up", scroll_size=SCROLL_SIZE)
         return Step(thought=DOWN if below else UP, tool_call=call)
     x, y = target.point
     click = Click(element=move.element, x=round(1000 * x / width), y=round(1000 * y / height))
