@@ -95,7 +95,8 @@ def refreshed(text: str, language: str, results: Path = RESULTS) -> str:
         return f"{found['open']}{body}\n{found['close']}"
 
     def tasks(found: re.Match[str]) -> str:
-        return f"{found['open']}{by_task(results / f'{found["name"]}.json', language)}\n{found['close']}"
+        body = by_task(results / f"{found['name']}.json", language)
+        return f"{found['open']}{body}\n{found['close']}"
 
     return TASKS.sub(tasks, BLOCK.sub(block, text))
 
