@@ -191,15 +191,15 @@ app.add_typer(train_app, name="train")
 @train_app.command()
 def pilot(
     out: Annotated[Path, typer.Option("--out", help="Where records, checkpoint and model go.")] = Path("runs/pilot"),
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Training episodes of each task.")] = 400,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Batches.")] = 2500,
-    seed: Annotated[int, typer.Option("--seed", help="Of weights and data order.")] = 0,
+    recipe: Annotated[
+        Path | None, typer.Option("--recipe", help="YAML of stages; default: that of the shipped pilot.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Pages collected side by side.")] = 2,
 ) -> None:
     """Make the pilot again from seeds: collect pages, train, export. Stop and repeat it as you like."""
-    from holotron.training.pilot.remake import remake
-    from holotron.training.pilot.train import Recipe
+    from holotron.training.pilot.remake import RECIPE, remake
 
-    typer.echo(remake(out, seeds, Recipe(steps=steps, seed=seed)))
+    typer.echo(remake(out, recipe or RECIPE, workers))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

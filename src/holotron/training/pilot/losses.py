@@ -142,7 +142,6 @@ def reply_loss(
     return {
         "reply": (losses * torch.where(coordinate, bins, 1.0)).sum(),
         "exact": (wrong == 0).sum(),
-        "questions": torch.tensor(len(questions)),
         "bins_right": coordinates_right,
         "bins": coordinate.sum(),
     }

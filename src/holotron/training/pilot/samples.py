@@ -151,6 +151,12 @@ class ExampleMaker:
                 questions.append(self._grounding_question(role, text, boxes, shot, rng))
         return Example(png, shot.width, shot.height, character_grid(record), questions)
 
+    def reading(self, line: str) -> Example:
+        """The screenshot and its characters, no questions."""
+        record = json.loads(line)
+        png = base64.b64decode(record["png"])
+        return Example(png, record["width"], record["height"], character_grid(record), [])
+
     def _step_question(self, record: dict[str, Any], shot: Screenshot) -> Question:
         turns = [
             Turn(shot, past.get("observation", ""), Step.model_validate(past["step"]), past["result"], past["is_error"])
@@ -211,18 +217,25 @@ def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def batches(lines: list[str], maker: ExampleMaker, seed: int, start: int, images: int) -> Iterator[list[Example]]:
-    """Endless batches of `images` examples from batch `start` on: a function of seed and batch number alone."""
-    per_epoch = len(lines) // images
+def batches(
+    lines: list[str], maker: ExampleMaker, seed: int, start: int, images: int, reading: int = 0
+) -> Iterator[list[Example]]:
+    """Endless batches from batch `start` on: a function of seed and batch number alone.
+
+    `images` examples with questions (those without any are left out), then `reading` ones that are only read.
+    """
+    size = images + reading
+    per_epoch = len(lines) // size
     if per_epoch == 0:
-        raise ValueError(f"{len(lines)} records are fewer than one batch of {images}")
+        raise ValueError(f"{len(lines)} records are fewer than one batch of {size}")
     number, epoch, order = start, -1, []
     while True:
         if number // per_epoch != epoch:
             epoch = number // per_epoch
             order = epoch_order(len(lines), seed, epoch)
-        at = number % per_epoch * images
+        at = number % per_epoch * size
         rng = random.Random(f"{seed}-{number}")
         made = [maker(lines[i], rng) for i in order[at : at + images]]
-        yield [example for example in made if example.questions]
+        read = [maker.reading(lines[i]) for i in order[at + images : at + size]]
+        yield [example for example in made if example.questions] + read
         number += 1

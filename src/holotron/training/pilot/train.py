@@ -43,11 +43,17 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Learning rate rises over `warmup` batches, stays, and falls linearly to zero over the last `decay` part."""
+    """Learning rate rises over `warmup` batches, stays, and falls linearly to zero over the last `decay` part.
+
+    A batch has `images` screenshots with up to `questions` questions each, and `reading` ones of which only the
+    characters are read. `stop` ends a run early, as a stage of a longer recipe.
+    """
 
     steps: int = 2000
     images: int = 12
     questions: int = 4
+    reading: int = 0
+    stop: int | None = None
     lr: float = 1.5e-3
     warmup: int = 100
     decay: float = 0.3
@@ -113,14 +119,14 @@ def batch_loss(
     loss_char, right, letters = character_loss(learner.characters(encoded.features, rows), labels, weights.blank)
     flat = [(i, q) for i, e in enumerate(examples) for q in e.questions]
     flat.sort(key=lambda pair: len(pair[1].ids))
-    sums: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {"questions": torch.tensor(len(flat))}
     for at in range(0, len(flat), MICRO_BATCH):
         part = flat[at : at + MICRO_BATCH]
         found = forward_questions(learner.model, encoded, [i for i, _ in part], [q for _, q in part], weights, probe)
         for key, value in found.items():
             sums[key] = sums[key] + value if key in sums else value
-    loss = sums["reply"] + sums.get("pointer", 0.0) + sums.get("attention", 0.0)
-    loss = loss / len(flat) + weights.characters * loss_char
+    asked = [sums[key] for key in ("reply", "pointer", "attention") if key in sums]
+    loss = weights.characters * loss_char + sum(asked) / max(len(flat), 1)
     log = {key: float(value.detach()) for key, value in sums.items()}
     log |= {"letters_right": float(right), "letters": float(letters), "loss": float(loss.detach())}
     return loss, log
@@ -179,13 +185,13 @@ def export(learner: Learner, folder: Path) -> None:
 def train(
     recipe: Recipe, data: list[Path], out: Path, init: Path | None = None, save_every: int = 100
 ) -> dict[str, float]:
-    """Train, resuming from `out/checkpoint.pt` if it is there. Returns the last running means.
+    """Train, resuming from `out/checkpoint.pt` if it is there. Returns the last running means and `step`.
 
     Raises TrainingError for missing or too few records, changed data under a checkpoint, or a loss that is
     not finite (the batch's number is in the message and the last good checkpoint stays).
     """
     lines = read_records(data)
-    if len(lines) < recipe.images:
+    if len(lines) < recipe.images + recipe.reading:
         raise TrainingError(f"only {len(lines)} records in {[str(p) for p in data]}: collect some first")
     tokenizer = build_pilot_tokenizer()
     maker = ExampleMaker(tokenizer, Holotron3(images_kept=AGENT["images_kept"]), recipe.questions)  # type: ignore[arg-type]
@@ -210,7 +216,7 @@ def train(
         NativeConfig.from_dict({"norm_mean": learner.model.config.norm_mean, "norm_std": learner.model.config.norm_std})
     )
     probe = AttentionProbe(learner.model) if recipe.weights.attention else None
-    source = Prefetch(batches(lines, maker, recipe.seed, state["step"], recipe.images))
+    source = Prefetch(batches(lines, maker, recipe.seed, state["step"], recipe.images, recipe.reading))
     return _loop(recipe, learner, optimizer, processor, probe, source, state, out, save_every)
 
 
@@ -233,8 +239,9 @@ def _loop(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress, (out / "log.jsonl").open("a") as log_file:
         size = count_parameters(learner.model) / 1e6
-        bar = progress.add_task(f"pilot {size:.1f} M", total=recipe.steps, completed=state["step"])
-        while state["step"] < recipe.steps and not stopping:
+        bar = progress.add_task(f"pilot {size:.1f} M", total=recipe.stop or recipe.steps, completed=state["step"])
+        end = recipe.steps if recipe.stop is None else min(recipe.stop, recipe.steps)
+        while state["step"] < end and not stopping:
             began = time.perf_counter()
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(recipe, state["step"])
@@ -264,17 +271,20 @@ def _loop(
     export(learner, out / "model")
     for number, handler in previous.items():
         signal.signal(number, handler)
-    return means
+    return means | {"step": state["step"]}
 
 
 def summarise(window: dict[str, float]) -> dict[str, float]:
     """Running means: loss, share of exact replies, of pointer hits, of right bins and of characters read."""
-    points = max(window.get("points", 0.0), 1.0)
+
+    def share(part: str, whole: str) -> float:
+        return window.get(part, 0.0) / max(window.get(whole, 0.0), 1.0)
+
     return {
         "loss": window["loss"] / window["batches"],
-        "exact": window["exact"] / window["questions"],
-        "pointer": window.get("hits", 0.0) / points,
-        "bins": window["bins_right"] / max(window["bins"], 1.0),
-        "chars": window["letters_right"] / max(window["letters"], 1.0),
+        "exact": share("exact", "questions"),
+        "pointer": share("hits", "points"),
+        "bins": share("bins_right", "bins"),
+        "chars": share("letters_right", "letters"),
         "per_s": window["questions"] / window["seconds"],
     }
