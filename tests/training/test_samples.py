@@ -147,7 +147,10 @@ def test_pieces_are_one_token_and_decode_to_themselves() -> None:
 
 
 def test_a_click_takes_few_tokens(maker: ExampleMaker) -> None:
-    step = '{"note":null,"thought":"I click the target.","tool_call":{"tool_name":"click","element":"OK","x":512,"y":30,"button":"left"}}'
+    step = (
+        '{"note":null,"thought":"I click the target.","tool_call":'
+        '{"tool_name":"click","element":"OK","x":512,"y":30,"button":"left"}}'
+    )
     ids = build_pilot_tokenizer()(step, add_special_tokens=False)["input_ids"]
     assert len(ids) == 9
     assert maker.contract.dump(maker.contract.parse(step)) == step
