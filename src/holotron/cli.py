@@ -131,7 +131,7 @@ def evaluate(
             )
         )  # fmt: skip
     print_summary(console, summary)
-    console.print(f"run: {folder}")
+    console.print(f"run: {folder}", soft_wrap=True, highlight=False)
     if as_json:
         typer.echo(summary.model_dump_json())
 

@@ -29,7 +29,10 @@ def run_demo(
 ) -> tuple[RunSummary, Path]:
     """Returns the summary and the path of the report; `started` (time.monotonic) is when the command began."""
     folder = out or run_folder("demo")
-    console.print(f"{len(EASY20)} tasks x {seeds} seeds with {model}, {workers} workers; steps go to {folder}")
+    console.print(
+        f"{len(EASY20)} tasks x {seeds} seeds with {model}, {workers} workers; steps go to {folder}",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
     chosen = choose_policy(model, workers=workers)
     with LiveTable(EASY20, len(EASY20) * seeds, console) as table:
         summary = asyncio.run(
@@ -40,5 +43,7 @@ def run_demo(
         )  # fmt: skip
     print_summary(console, summary)
     report = write_report(folder)
-    console.print(f"report: {report}   figures: {folder / 'summary.json'}   ({time.monotonic() - started:.0f} s)")
+    seconds = time.monotonic() - started
+    console.print(f"figures: {folder / 'summary.json'}\nreport: {report}", soft_wrap=True, highlight=False)
+    console.print(f"{seconds:.0f} s from start to report; open the report in a browser", highlight=False)
     return summary, report

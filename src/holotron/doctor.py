@@ -68,9 +68,7 @@ def show(checks: Sequence[Check]) -> None:
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in checks:
-        mark, style = (
-            ("ok", "green") if check.ok else ("missing", "bold red") if check.needed else ("-", "dim")
-        )
+        mark, style = ("ok", "green") if check.ok else ("missing", "bold red") if check.needed else ("-", "dim")
         table.add_row(Text(mark, style), check.name, Text(check.found))
     console.print(table)
     for title, needed in (("Needed", True), ("Optional", False)):
@@ -95,9 +93,7 @@ def _pip_extra(extra: str) -> str:
 
 def _python() -> Check:
     found = f"{platform.python_version()} ({sys.executable})"
-    return Check(
-        "python", sys.version_info >= (3, 11), True, found, "make setup PYTHON=/path/to/python3.11-or-later"
-    )
+    return Check("python", sys.version_info >= (3, 11), True, found, "make setup PYTHON=/path/to/python3.11-or-later")
 
 
 def _imported(name: str) -> Check:

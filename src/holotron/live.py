@@ -57,7 +57,7 @@ class LiveTable:
             if not self.console.is_terminal and event.kind == "episode_end":
                 self.console.print(f"{task} seed {event.job.seed}: {event.result.status}, {event.result.steps} steps")
         elif event.kind in ("retry", "stopped"):
-            self.console.print(event.text, markup=False, highlight=False)
+            self.console.print(event.text, markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> Group:
         table = Table(box=None, pad_edge=False)

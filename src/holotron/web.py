@@ -65,7 +65,7 @@ def drive(
                 said = ", ".join(f"{k}={v!r}" for k, v in call.items())
                 console.print(f"  {step.thought}  {name}({said}) -> {event.record.outcome}", markup=False)
         elif event.kind in ("retry", "stopped"):
-            console.print(event.text, markup=False)
+            console.print(event.text, markup=False, soft_wrap=True)
 
     summary = asyncio.run(
         run_web(
@@ -77,7 +77,7 @@ def drive(
         )
     )  # fmt: skip
     result = read_result(episode_folder(folder, "web", 0))
-    console.print(f"report: {write_report(folder)}")
+    console.print(f"report: {write_report(folder)}", soft_wrap=True, highlight=False)
     if result is not None and result.status == INFRA:
         raise ComputerError(result.error or "the episode failed outside the model")
     if result is not None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from playwright.async_api import Browser as PlaywrightBrowser
 from playwright.async_api import Error, Playwright, async_playwright
@@ -18,6 +19,30 @@ from holotron.computer.guard import Guard, GuardProxy
 __all__ = ["Browser", "BrowserComputer"]
 
 _INIT = Path(__file__).with_name("page_init.js").read_text(encoding="utf-8")
+
+
+def ignore_orphans(loop: asyncio.AbstractEventLoop) -> None:
+    """Say nothing of Playwright calls that nobody awaits any more.
+
+    Ctrl-C in a terminal reaches Playwright's driver too; calls of tasks that are being cancelled die with it, and
+    asyncio would print each of them. A call that is awaited raises to its caller as ever.
+    """
+    before = loop.get_exception_handler()
+    if getattr(before, "ignores_orphans", False):
+        return
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        ours = isinstance(error, Error) or "Connection closed" in str(error)
+        if ours and "never retrieved" in context.get("message", ""):
+            return
+        if before is None:
+            loop.default_exception_handler(context)
+        else:
+            before(loop, context)
+
+    handle.ignores_orphans = True  # type: ignore[attr-defined]
+    loop.set_exception_handler(handle)
 
 
 class Browser:
@@ -46,6 +71,7 @@ class Browser:
         except ChromiumMissing as error:
             raise ComputerError(str(error)) from error
         await self._stop()
+        ignore_orphans(asyncio.get_running_loop())
         try:
             self._driver = await async_playwright().start()
             self._process = await self._driver.chromium.launch(
