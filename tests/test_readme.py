@@ -45,7 +45,7 @@ def test_both_languages_have_the_same_shape() -> None:
         return [*marks, *sorted(re.findall(r"`((?:tests|weights|benchmarks|make|holotron)[^`]*)`", text))]
 
     english, spanish = (readme.read_text() for readme in READMES)
-    assert shape(english) == shape(spanish.replace("DIRECCIÓN", "ADDRESS"))
+    assert shape(english) == shape(spanish)
 
 
 def test_figures_are_up_to_date() -> None:
