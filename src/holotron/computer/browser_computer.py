@@ -22,7 +22,7 @@ from holotron.contract.conversation import Screenshot
 from holotron.contract.step import GoBack, Navigate, TabFocus, TabNew, Tool, ToolCall
 
 ACTION_S = 60.0  # a page that has not answered by then hangs
-SCREENSHOT_S = 15.0
+SCREENSHOT_S = 30.0
 OK = "ok"
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*:(?!\d+(/|$))", re.IGNORECASE)  # `localhost:80` has none

@@ -56,7 +56,7 @@ class Hands:
         if point is None:
             raise ValueError("this tool call needs a point")
         x, y = point
-        return min(max(x, 0.0), self.width - 1.0), min(max(y, 0.0), self.height - 1.0)
+        return min(max(float(x), 0.0), self.width - 1.0), min(max(float(y), 0.0), self.height - 1.0)
 
     async def carry_out(self, page: Page, call: Tool, point: Point | None) -> str:
         """Returns what the model should know, "" if nothing; raises UnknownKey or Playwright's Error."""

@@ -21,7 +21,7 @@ from playwright.async_api import Error, Page, Request
 FRAME_S = 0.5
 ANNOUNCED_S = 1.0
 WINDOW_S = 5.0
-LOAD_S = 15.0
+LOAD_S = 30.0
 QUIET_S = 0.1
 QUIET_BOUND_S = 2.0
 FETCH_S = 0.7
