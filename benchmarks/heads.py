@@ -14,19 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
-import subprocess
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from store import ROOT, store
 
-from holotron.agent.records import package_versions
 from holotron.contract.holotron3 import Holotron3
 from holotron.data.collect import Job, collect
 from holotron.model.images import NativeConfig, NativeProcessor
@@ -37,7 +33,6 @@ from holotron.training.pilot.samples import CELL, Example, ExampleMaker, Questio
 from holotron.training.pilot.train import Recipe, train
 from holotron.training.pilot.vocabulary import build_pilot_tokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
 HELD_OUT = 3_000_000  # first seed of screenshots that no training run sees
 RECIPE = Recipe(images=10, questions=3, hidden=128, channels=32, warmup=50, decay=0.3)
 VARIANTS = {
@@ -127,19 +122,7 @@ def main() -> None:
         "questions_asked": rows[0]["asked"],
         "steps": options.steps,
     }
-    result = {
-        "figures": {k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()},
-        "machine": {"cpu": platform.machine(), "cores": os.cpu_count(), "os": platform.system()},
-        "versions": package_versions() | {"python": platform.python_version()},
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python benchmarks/heads.py --data {options.data} --steps {options.steps}",
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-        ).stdout.strip(),
-        "rows": rows,
-    }
-    (ROOT / "benchmarks" / "results" / "heads.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result["figures"], indent=1))
+    store("heads", figures, rows, f"python benchmarks/heads.py --data DIR --steps {options.steps}")
 
 
 if __name__ == "__main__":

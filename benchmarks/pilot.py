@@ -12,19 +12,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
+from store import ROOT, store
 
-from holotron.agent.records import package_versions
 from holotron.agent.summary import RunSummary, read_summary
 from holotron.computer.browser import Browser
 from holotron.contract.conversation import Conversation, Turn
@@ -34,9 +30,6 @@ from holotron.live import LiveTable
 from holotron.model.modeling import HolotronForConditionalGeneration, count_parameters
 from holotron.tasks.miniwob import EASY20, MiniWobTask, viewport
 from holotron.training.pilot.train import Recipe, build_learner, export
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "pilot.json"
 
 
 def measure(name: str, model: str, seeds: int, folder: Path, workers: int, tokens_only: bool = False) -> RunSummary:
@@ -100,7 +93,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--untrained-seeds", type=int, default=100)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "benchmark-pilot")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     folder: Path = options.folder
     untrained = folder / "untrained-model"
@@ -134,26 +127,8 @@ def main() -> None:
         "seeds": options.seeds,
         "untrained_seeds": options.untrained_seeds,
     }
-    result = {
-        "figures": {k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()},
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "os": platform.system(),
-        },
-        "versions": package_versions()
-        | {"python": platform.python_version(), "browser": asyncio.run(browser_version())},
-        "torch_threads": torch.get_num_threads(),
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "python benchmarks/pilot.py",
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-        ).stdout.strip(),
-        "rows": [row for name, summary in runs.items() for row in table(summary, name)],
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result["figures"], indent=1))
+    rows = [row for name, summary in runs.items() for row in table(summary, name)]
+    store("pilot", figures, rows, "python benchmarks/pilot.py", browser=asyncio.run(browser_version()), out=options.out)
 
 
 if __name__ == "__main__":
