@@ -50,9 +50,7 @@ def test_help_loads_nothing_heavy() -> None:
         "import sys; from holotron.cli import main; main(['--help']); "
         f"print('loaded:', [name for name in {HEAVY} if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.endswith("loaded: []\n")
 
 
@@ -65,9 +63,7 @@ def test_doctor_json_agrees_with_the_exit_code() -> None:
     done = holotron("doctor", "--json")
     answer = json.loads(done.stdout)
     checks = {check["name"]: check for check in answer["checks"]}
-    assert {"python", "torch", "transformers", "playwright", "miniwob", "llguidance", "chromium"} <= set(
-        checks
-    )
+    assert {"python", "torch", "transformers", "playwright", "miniwob", "llguidance", "chromium"} <= set(checks)
     assert checks["torch"]["ok"] and checks["torch"]["found"]
     lacking = [check for check in answer["checks"] if check["needed"] and not check["ok"]]
     assert answer["ok"] == (not lacking)
@@ -79,9 +75,7 @@ def test_doctor_says_what_is_wrong_with_a_named_chromium(tmp_path: Path) -> None
     done = holotron("doctor", "--json", HOLOTRON_CHROMIUM=str(tmp_path / "chrome"))
     assert done.returncode == 1
     (check,) = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "chromium"]
-    assert (
-        not check["ok"] and str(tmp_path / "chrome") in check["found"] and "HOLOTRON_CHROMIUM" in check["fix"]
-    )
+    assert not check["ok"] and str(tmp_path / "chrome") in check["found"] and "HOLOTRON_CHROMIUM" in check["fix"]
 
 
 def test_doctor_sees_a_damaged_pilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +155,7 @@ def test_a_value_error_of_our_own_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     assert explain(caught.value) == ("holotron: unknown task clik-test", 1)
 
 
-def test_main_prints_failures_of_a_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_main_prints_failures_of_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> list[doctor.Check]:
         raise ComputerError("the screen is dark")
 

@@ -69,9 +69,7 @@ def violations(package: Path) -> list[str]:
             if target not in FLOORS or target == room:
                 continue
             if FLOORS[target] >= floor and not (floor == FLOORS[target] == TOP):
-                found.append(
-                    f"{where}: floor {floor} may only use floors below, {target} is on {FLOORS[target]}"
-                )
+                found.append(f"{where}: floor {floor} may only use floors below, {target} is on {FLOORS[target]}")
     return found
 
 

@@ -21,9 +21,7 @@ import tables  # noqa: E402
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
 def test_every_command_that_is_named_exists(readme: Path) -> None:
     named = set(re.findall(r"(?:`|\.venv/bin/)holotron ([a-z]+)\b", readme.read_text()))
-    registered = {
-        command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands
-    }
+    registered = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     registered |= {group.name or "" for group in app.registered_groups}
     assert "doctor" in named
     assert named <= registered
@@ -75,6 +73,4 @@ def test_tables_are_written_from_results(tmp_path: Path) -> None:
     assert "61.2 s" in picked and "KiB" not in picked
     with pytest.raises(ValueError, match="no figure 'speed'"):
         tables.refreshed(text.replace("figures:pilot", "figures:pilot speed"), "en", tmp_path)
-    assert "Not measured yet." in tables.refreshed(
-        text.replace("figures:pilot", "figures:absent"), "en", tmp_path
-    )
+    assert "Not measured yet." in tables.refreshed(text.replace("figures:pilot", "figures:absent"), "en", tmp_path)

@@ -21,9 +21,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def set_up(clone: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {
-        key: value for key, value in os.environ.items() if key not in {"TORCH", "PIP_ARGS", "PYTHON"}
-    }
+    inherited = {key: value for key, value in os.environ.items() if key not in {"TORCH", "PIP_ARGS", "PYTHON"}}
     return subprocess.run(
         ["sh", str(clone / "scripts/setup.sh")],
         capture_output=True,
@@ -75,9 +73,7 @@ def test_a_second_run_only_compares_the_stamp(clone: Path) -> None:
 def test_another_torch_is_taken_in_place_of_the_pinned_one(clone: Path) -> None:
     log = clone / "asked"
     chromium = executable(clone / "chromium", "")
-    executable(
-        clone / ".venv/bin/python", f'echo "$*" >>{log}\ncase "$*" in *chromium) echo {chromium};; esac'
-    )
+    executable(clone / ".venv/bin/python", f'echo "$*" >>{log}\ncase "$*" in *chromium) echo {chromium};; esac')
     executable(clone / ".venv/bin/holotron", "")
     assert set_up(clone, TORCH="torch==9.9+cpu", PIP_ARGS="--one --two").returncode == 0
     assert "-c .venv/constraints.txt --one --two torch==9.9+cpu" in log.read_text()

@@ -39,9 +39,7 @@ def seen(css_width: int, css_height: int, ratio: float = 1.0, resize: float = 1.
     return Screenshot(b"", width, height, css_width, css_height)
 
 
-pages = st.builds(
-    seen, st.integers(1, 4000), st.integers(1, 3000), st.sampled_from(RATIOS), st.sampled_from(RESIZES)
-)
+pages = st.builds(seen, st.integers(1, 4000), st.integers(1, 3000), st.sampled_from(RATIOS), st.sampled_from(RESIZES))
 
 
 @given(pages, st.integers(0, 1000), st.integers(0, 1000))

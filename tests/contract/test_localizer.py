@@ -65,10 +65,7 @@ def test_other_answers_are_refused(text: str, words: str) -> None:
         LOCALIZER.parse(text)
 
 
-@given(
-    st.text()
-    | st.dictionaries(st.sampled_from("xyz"), st.integers() | st.floats() | st.text()).map(json.dumps)
-)
+@given(st.text() | st.dictionaries(st.sampled_from("xyz"), st.integers() | st.floats() | st.text()).map(json.dumps))
 def test_any_text_gives_a_point_or_a_contract_error(text: str) -> None:
     try:
         x, y = LOCALIZER.parse(text)

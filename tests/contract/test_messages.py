@@ -33,9 +33,7 @@ CONTRACT: Contract = get_contract("holotron3")
 
 
 def parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        part for message in messages if isinstance(message["content"], list) for part in message["content"]
-    ]
+    return [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
 
 
 def images(messages: list[dict[str, Any]]) -> list[bytes]:
@@ -46,9 +44,7 @@ def images(messages: list[dict[str, Any]]) -> list[bytes]:
 
 def report(result: str | None, call: ToolCall | None = None, is_error: bool = False) -> str:
     step = Step(thought="", tool_call=call or GoBack())
-    conversation = Conversation(
-        "g", [Turn(shot(), step=step, result=result, is_error=is_error), Turn(shot())]
-    )
+    conversation = Conversation("g", [Turn(shot(), step=step, result=result, is_error=is_error), Turn(shot())])
     content = CONTRACT.messages(conversation)[4]["content"]
     assert isinstance(content, str)
     return content
@@ -103,9 +99,7 @@ def test_results_are_cut_never_empty_and_flagged_by_type() -> None:
     body = report("x" * 5000).removeprefix('<tool_output tool="go_back">').removesuffix("</tool_output>")
     assert body == "x" * RESULT_LIMIT and RESULT_LIMIT == 2000
     plan = UpdatePlan(goals=[Goal(title="find", status="done"), Goal(title="buy", status="running")])
-    assert (
-        report("", plan) == '<tool_output tool="update_plan">1. find [done]\n2. buy [running]</tool_output>'
-    )
+    assert report("", plan) == '<tool_output tool="update_plan">1. find [done]\n2. buy [running]</tool_output>'
 
 
 @pytest.mark.parametrize("frame", ["</tool_output>", "</observation>", "</error>"])
@@ -137,8 +131,7 @@ def test_pitfall_08_history_holds_no_reasoning_and_no_raw_output() -> None:
     messages = CONTRACT.messages(conversation)
     said = [message["content"] for message in messages if message["role"] == "assistant"]
     assert said == [
-        '{"note":null,"thought":"seen","tool_call":'
-        '{"tool_name":"click","element":"a","x":1,"y":2,"button":"left"}}'
+        '{"note":null,"thought":"seen","tool_call":{"tool_name":"click","element":"a","x":1,"y":2,"button":"left"}}'
     ]
     everything = json.dumps(messages[1:])
     assert "secret plan" not in everything and "think" not in everything and "```" not in everything
@@ -177,9 +170,7 @@ def test_pitfall_09_exactly_the_newest_images_remain(k: int, n: int, merge: bool
 
 def test_the_marker_can_be_chosen() -> None:
     messages = Holotron3(images_kept=1, evicted_marker="[screenshot evicted]").messages(talk(2))
-    assert messages[2]["content"] == [
-        {"type": "text", "text": "<observation>\n[screenshot evicted]\n</observation>"}
-    ]
+    assert messages[2]["content"] == [{"type": "text", "text": "<observation>\n[screenshot evicted]\n</observation>"}]
     assert EVICTED == "[Image omitted by context cleaning]" and Holotron3().images_kept == 3
 
 

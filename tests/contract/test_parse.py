@@ -262,9 +262,5 @@ def test_pitfall_19_two_running_goals_are_an_error_when_strict_and_a_warning_oth
 
 
 def test_wait_is_whole_milliseconds() -> None:
-    assert CONTRACT.dump(CONTRACT.parse(reply({"tool_name": "wait", "seconds": 1e-5}))).endswith(
-        '"seconds":0.0}}'
-    )
-    assert CONTRACT.dump(CONTRACT.parse(reply({"tool_name": "wait", "seconds": 2}))).endswith(
-        '"seconds":2.0}}'
-    )
+    assert CONTRACT.dump(CONTRACT.parse(reply({"tool_name": "wait", "seconds": 1e-5}))).endswith('"seconds":0.0}}')
+    assert CONTRACT.dump(CONTRACT.parse(reply({"tool_name": "wait", "seconds": 2}))).endswith('"seconds":2.0}}')

@@ -61,9 +61,7 @@ def test_every_step_can_be_generated(step: Step) -> None:
     assert (taken(ANSWERS, CONTRACT.dump(step)) == -1) == isinstance(step.tool_call, Answer)
 
 
-@pytest.mark.parametrize(
-    "content", ["é ü ñ", "漢字かな", "😀👩‍👩‍👧", "a\nb\tc", "\x00\x1f\x7f\x85\u2028", '"\\/']
-)
+@pytest.mark.parametrize("content", ["é ü ñ", "漢字かな", "😀👩‍👩‍👧", "a\nb\tc", "\x00\x1f\x7f\x85\u2028", '"\\/'])
 def test_accents_cjk_emoji_and_controls_arrive_intact(content: str) -> None:
     step = Step(note=content, thought=content, tool_call=Write(content=content))
     text = CONTRACT.dump(step)

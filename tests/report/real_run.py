@@ -50,6 +50,4 @@ async def play(run_dir: Path, tasks: list[str], seeds: int, slips: float = 0.3) 
 
         jobs = [Job(task, seed) for task in tasks for seed in range(seeds)]
         contract = get_contract("holotron3")
-        return await run_fleet(
-            jobs, make_task, policy, contract, 1, run_dir, browser=f"Chromium {browser.version}"
-        )
+        return await run_fleet(jobs, make_task, policy, contract, 1, run_dir, browser=f"Chromium {browser.version}")

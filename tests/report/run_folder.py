@@ -47,9 +47,7 @@ def page(width: int, height: int, seed: int, noise: bool = False) -> Screenshot:
     for index in range(6):
         x, y = rng.randrange(width * 3 // 4), rng.randrange(height * 9 // 10)
         draw.rectangle((x, y, x + width // 4, y + height // 12), outline="black", fill=(200, 210, 230))
-        draw.text(
-            (x + 3, y + 1), rng.choice(["Ok", "Cancel", "Submit", "no", "previous"]) + str(index), "black"
-        )
+        draw.text((x + 3, y + 1), rng.choice(["Ok", "Cancel", "Submit", "no", "previous"]) + str(index), "black")
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return Screenshot(buffer.getvalue(), width, height, float(width), float(height))
@@ -145,12 +143,8 @@ def small_run(run_dir: Path) -> Path:
     )  # fmt: skip
     writer = write_episode(run_dir, "drag-box", 0, steps=0, status=None)
     step = Step(note=hostile, thought=hostile, tool_call=Click(element=hostile, x=500, y=500))
-    write_step(
-        writer, 0, page(160, 210, 8), goal=hostile, step=step, observation=hostile, point=(80.0, 105.0)
-    )
-    writer.finish(
-        EpisodeResult(task="drag-box", seed=0, goal=hostile, status="failure", success=False, steps=1)
-    )
+    write_step(writer, 0, page(160, 210, 8), goal=hostile, step=step, observation=hostile, point=(80.0, 105.0))
+    writer.finish(EpisodeResult(task="drag-box", seed=0, goal=hostile, status="failure", success=False, steps=1))
     writer = write_episode(run_dir, "web", 0, steps=2, status=None, size=(1280, 800))
     answer = Step(thought="All is seen.", tool_call=Answer(content="42"))
     write_step(writer, 2, page(1280, 800, 9), step=answer, point=None)

@@ -27,9 +27,7 @@ MARKERS = """() => [...document.querySelectorAll("details[open] button.frame")].
 
 UNNAMED_BUTTONS = """[...document.querySelectorAll("button")].filter(
   button => !(button.ariaLabel || button.textContent.trim())).length"""
-DECODE_ALL = (
-    """Promise.all([...document.images].map(image => { image.loading = "eager"; return image.decode(); }))"""
-)
+DECODE_ALL = """Promise.all([...document.images].map(image => { image.loading = "eager"; return image.decode(); }))"""
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +134,5 @@ async def test_markers_of_a_real_run_sit_where_the_click_went(tmp_path: Path) ->
             assert x * step.css_width / width == pytest.approx(step.point[0], abs=1.0)
             assert y * step.css_height / height == pytest.approx(step.point[1], abs=1.0)
         sizes = "[...document.images].map(image => [image.naturalWidth, image.naturalHeight])"
-        await page.evaluate(
-            "Promise.all([...document.images].map(i => { i.loading = 'eager'; return i.decode(); }))"
-        )
+        await page.evaluate("Promise.all([...document.images].map(i => { i.loading = 'eager'; return i.decode(); }))")
         assert all(size == [160, 160] for size in await page.evaluate(sizes))

@@ -30,9 +30,7 @@ from tests.report.run_folder import page, run_info, small_run, write_episode
 
 
 def test_every_tool_has_words_of_its_own() -> None:
-    names = {
-        get_args(tool.model_fields["tool_name"].annotation)[0] for tool in get_args(get_args(ToolCall)[0])
-    }
+    names = {get_args(tool.model_fields["tool_name"].annotation)[0] for tool in get_args(get_args(ToolCall)[0])}
     assert len(names) == 17
     for name in names:
         assert "{" not in tool_call_text({"tool_name": name}), name  # an unknown tool is shown as JSON
@@ -48,9 +46,7 @@ def test_tool_calls_read_well() -> None:
     assert text(tool_name="write", content="a\nb", press_enter=True) == "write “a⏎b” then Enter"
     assert text(tool_name="hotkey", keys=["ctrl", "a"], repeat_count=2) == "press ctrl+a 2 times"
     assert tool_call_text({"tool_name": "fly", "to": "Rome"}) == 'fly {"to": "Rome"}'
-    assert (
-        tool_call_text({"tool_name": "click", "element": "Ok", "x": 5, "y": 7}, places=False) == "click “Ok”"
-    )
+    assert tool_call_text({"tool_name": "click", "element": "Ok", "x": 5, "y": 7}, places=False) == "click “Ok”"
 
 
 def test_quantities_read_well() -> None:
@@ -66,9 +62,7 @@ def test_quantities_read_well() -> None:
 
 
 @given(st.tuples(st.floats(0, 160), st.floats(0, 160)), st.tuples(st.floats(0, 160), st.floats(0, 160)))
-def test_drag_arrow_runs_from_cursor_to_point(
-    point: tuple[float, float], cursor: tuple[float, float]
-) -> None:
+def test_drag_arrow_runs_from_cursor_to_point(point: tuple[float, float], cursor: tuple[float, float]) -> None:
     marker = marker_of({"tool_name": "drag_to"}, point, cursor, 160)
     assert marker is not None and marker.point == point
     if marker.arrow is None:
@@ -130,9 +124,7 @@ def test_speed_does_not_count_the_gap_before_a_resumption(tmp_path: Path) -> Non
     episodes = [first, replace(second, steps=late)]
     found = throughput_of(info, episodes, None)
     assert found is not None
-    assert found.speed.seconds == pytest.approx(
-        2 * 4.28, abs=0.01
-    )  # from the first screenshot, 0.28 s before
+    assert found.speed.seconds == pytest.approx(2 * 4.28, abs=0.01)  # from the first screenshot, 0.28 s before
     assert found.speed.actions == 8
     assert found.speed.first_action_s == pytest.approx(2.0)
     assert found.state_first == found.state_last == 98304

@@ -48,9 +48,7 @@ def screenshot(width: int = 48, height: int = 32, seed: int = 0) -> Screenshot:
 
 
 def conversation(answer_now: bool = False) -> Conversation:
-    before = Turn(
-        screenshot(seed=1), step=Step(thought="x", tool_call=Click(element="a", x=1, y=2)), result="ok"
-    )
+    before = Turn(screenshot(seed=1), step=Step(thought="x", tool_call=Click(element="a", x=1, y=2)), result="ok")
     return Conversation("do it", [before, Turn(screenshot())], answer_now=answer_now)
 
 
@@ -79,9 +77,7 @@ async def test_a_decision_is_a_step_with_what_it_cost(llm: RecordingLLM) -> None
 async def test_many_conversations_are_decided_at_once(llm: RecordingLLM) -> None:
     policy = EnginePolicy(llm, get_contract("holotron3"), sampling=HOT)
     decisions = await asyncio.gather(*(policy.decide(conversation(answer_now=True)) for _ in range(4)))
-    assert {d.raw_text for d in decisions} == {
-        decisions[0].raw_text
-    }  # one seed, one text, whatever the batch
+    assert {d.raw_text for d in decisions} == {decisions[0].raw_text}  # one seed, one text, whatever the batch
 
 
 @pytest.mark.parametrize(

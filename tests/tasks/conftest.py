@@ -1,31 +1,20 @@
-"""One Chromium for the tests of this folder."""
+"""The browser and site of tests/computer, and a computer of the size that MiniWoB++ needs."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
-import pytest
 import pytest_asyncio
 
 from holotron.computer.browser import Browser, BrowserComputer
 from holotron.tasks.miniwob import viewport
-from tests.pages.server import Site, serve_pages
+from tests.computer.conftest import browser, site
 
-
-@pytest.fixture(scope="session")
-def site() -> Iterator[Site]:
-    with serve_pages() as site:
-        yield site
+__all__ = ["browser", "computer", "site"]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def browser() -> AsyncIterator[Browser]:
-    async with await Browser.launch() as browser:
-        yield browser
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def computer(browser: Browser) -> AsyncIterator[BrowserComputer]:
+async def computer(browser: Browser) -> AsyncIterator[BrowserComputer]:  # noqa: F811 - the fixture above
     computer = await browser.new_computer(*viewport())
     yield computer
     await computer.close()
