@@ -60,9 +60,7 @@ class Contract(Protocol):
         ...
 
 
-def get_contract(
-    name: str, *, prompt_file: str | Path | None = None, images_kept: int | None = None
-) -> Contract:
+def get_contract(name: str, *, prompt_file: str | Path | None = None, images_kept: int | None = None) -> Contract:
     """The contract called `name`; `prompt_file` replaces its prompt text, `images_kept` its image budget.
 
     Raises ValueError for a name that is unknown or that locates instead of deciding, and for a prompt file
@@ -72,7 +70,6 @@ def get_contract(
         return Holotron3(prompt_file=prompt_file, images_kept=images_kept)
     if name in LOCALIZERS:
         raise ValueError(
-            f"{name!r} finds one element and takes no steps: "
-            "use holotron.contract.holo_localizer.HoloLocalizer"
+            f"{name!r} finds one element and takes no steps: use holotron.contract.holo_localizer.HoloLocalizer"
         )
     raise ValueError(f"unknown contract {name!r}: choose one of {', '.join(CONTRACTS)}")

@@ -32,9 +32,7 @@ class Convention(Enum):
 def encoded_size(png: bytes) -> tuple[int, int]:
     """Width and height in pixels as the PNG bytes themselves say. Raises ValueError for anything else."""
     if len(png) < 24 or png[:8] != PNG_SIGNATURE or png[12:16] != b"IHDR":
-        raise ValueError(
-            f"not a PNG image ({len(png)} bytes beginning {png[:8]!r}): encode the screenshot as PNG"
-        )
+        raise ValueError(f"not a PNG image ({len(png)} bytes beginning {png[:8]!r}): encode the screenshot as PNG")
     width, height = struct.unpack(">II", png[16:24])
     return int(width), int(height)
 

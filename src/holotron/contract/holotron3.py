@@ -236,7 +236,5 @@ def _read_template(prompt_file: str | Path | None) -> str:
         known = ", ".join(sorted(_PLACEHOLDERS))
         raise ValueError(f"{where} has unknown placeholders {', '.join(unknown)}; known are {known}")
     if _PLACEHOLDER.findall(template).count("schema") != 1:
-        raise ValueError(
-            f"{where} must contain {{{{schema}}}} exactly once: prompt and request show the same schema"
-        )
+        raise ValueError(f"{where} must contain {{{{schema}}}} exactly once: prompt and request show the same schema")
     return template

@@ -15,9 +15,7 @@ class ContractError(ValueError):
     A policy may add what the model said last, in how many attempts, and what they cost.
     """
 
-    def __init__(
-        self, message: str, *, raw_text: str = "", attempts: int = 1, usage: Usage | None = None
-    ) -> None:
+    def __init__(self, message: str, *, raw_text: str = "", attempts: int = 1, usage: Usage | None = None) -> None:
         super().__init__(message)
         self.raw_text = raw_text
         self.attempts = attempts

@@ -165,9 +165,7 @@ def _facts(info: RunInfo) -> Iterable[tuple[str, str]]:
 
 
 def _mapping_text(values: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items() if value != ""
-    )
+    return ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in values.items() if value != "")
 
 
 def _plain(value: Any) -> str:

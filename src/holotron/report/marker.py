@@ -28,9 +28,7 @@ class Marker:
     double: bool = False
 
 
-def marker_of(
-    call: Mapping[str, Any], point: Point | None, cursor: Point | None, css_width: float
-) -> Marker | None:
+def marker_of(call: Mapping[str, Any], point: Point | None, cursor: Point | None, css_width: float) -> Marker | None:
     """The marker of a tool call, None if it points nowhere. `cursor`: where the mouse was left."""
     if point is None:
         return None

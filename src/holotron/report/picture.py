@@ -196,9 +196,7 @@ def _marked(shot: Image.Image, marker: Marker, sx: float, sy: float) -> Image.Im
         if marker.arrow and marker.barbs:
             tail, tip = map(at, marker.arrow)
             draw.line((tail, tip), fill=colour, width=stroke)
-            draw.line(
-                (at(marker.barbs[0]), tip, at(marker.barbs[1])), fill=colour, width=stroke, joint="curve"
-            )
+            draw.line((at(marker.barbs[0]), tip, at(marker.barbs[1])), fill=colour, width=stroke, joint="curve")
     return large.resize(shot.size, Image.Resampling.LANCZOS)
 
 
@@ -220,9 +218,7 @@ class Canvas:
     def length(self, text: str, size: int, bold: bool = False) -> float:
         return self._font(size, bold).getlength(text) / SCALE
 
-    def text(
-        self, at: Point, text: str, size: int, ink: str, bold: bool = False, width: float | None = None
-    ) -> None:
+    def text(self, at: Point, text: str, size: int, ink: str, bold: bool = False, width: float | None = None) -> None:
         """One line; what does not fit into `width` ends in an ellipsis."""
         line = " ".join(text.split())
         if width is not None and self.length(line, size, bold) > width:

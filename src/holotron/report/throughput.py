@@ -63,9 +63,7 @@ class Throughput:
         return rows
 
 
-def throughput_of(
-    info: RunInfo, episodes: Sequence[Episode], summary: RunSummary | None
-) -> Throughput | None:
+def throughput_of(info: RunInfo, episodes: Sequence[Episode], summary: RunSummary | None) -> Throughput | None:
     """None if no step was recorded. Speed: the summary's, else worked out of the steps."""
     steps = [step for episode in episodes for step in episode.steps]
     if not steps:

@@ -34,9 +34,7 @@ def read_json(body: bytes) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         shown = " ".join(body[:SHOWN].decode("utf-8", "replace").split())
-        raise TransientError(
-            f"the answer is no JSON object but begins {shown!r}: is this a chat completions server?"
-        )
+        raise TransientError(f"the answer is no JSON object but begins {shown!r}: is this a chat completions server?")
     return value
 
 
@@ -49,14 +47,10 @@ def read_reply(answer: dict[str, Any]) -> Reply:
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
         finish, tools = choice.get("finish_reason"), message.get("tool_calls")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise TransientError(
-            f"the answer is no chat completion; its keys are {sorted(answer)[:10]}"
-        ) from None
+        raise TransientError(f"the answer is no chat completion; its keys are {sorted(answer)[:10]}") from None
     if not isinstance(content, str):
         raise TransientError(f"the content of the reply is a {type(content).__name__}, not text")
-    return Reply(
-        _whole(content), _whole(str(reasoning)), str(finish), bool(tools), _usage(answer.get("usage"))
-    )
+    return Reply(_whole(content), _whole(str(reasoning)), str(finish), bool(tools), _usage(answer.get("usage")))
 
 
 def _usage(reported: object) -> Usage:

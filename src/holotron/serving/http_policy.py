@@ -115,9 +115,7 @@ class HttpPolicy:
                 raise PolicyError(f"{self.base_url} serves {len(names)} models ({listing}): name one.")
             self.model = names[0]
         elif names and self.model not in names:
-            raise PolicyError(
-                f"{self.base_url} does not serve {self.model!r}: name one of {', '.join(names[:10])}."
-            )
+            raise PolicyError(f"{self.base_url} does not serve {self.model!r}: name one of {', '.join(names[:10])}.")
         return self.model
 
     async def decide(self, conversation: Conversation) -> Decision:
@@ -176,9 +174,7 @@ class HttpPolicy:
         """Cooler from the second attempt on, measured from the first; greedy stays greedy."""
         first = self.extra.get("temperature", self.contract.request_defaults.get("temperature", 0.0))
         if first > 0:
-            body["temperature"] = max(
-                self.retry.temperature_floor, round(first - self.retry.temperature_step, 6)
-            )
+            body["temperature"] = max(self.retry.temperature_floor, round(first - self.retry.temperature_step, 6))
 
     async def _ask(self, body: dict[str, Any]) -> Reply:
         status, answer = await self._exchange("POST", "/chat/completions", body)
@@ -227,9 +223,7 @@ class HttpPolicy:
     def _read(self, reply: Reply) -> tuple[Step, dict[str, Any]]:
         """The step in a reply. ContractError: the model's fault; TransientError: the server's."""
         if reply.finish_reason == "length":
-            raise ContractError(
-                "finish_reason: length, the output was cut off; raise max_tokens or think less"
-            )
+            raise ContractError("finish_reason: length, the output was cut off; raise max_tokens or think less")
         text, inline = strip_reasoning(reply.content)
         if reply.tool_calls or TOOL_CALL_TEXT.match(text):
             raise TransientError(

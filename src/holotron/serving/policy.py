@@ -68,9 +68,7 @@ class EnginePolicy:
         viewport: tuple[int, int] | None = None,
     ) -> None:
         if thinking:
-            raise ValueError(
-                "the in-process engine constrains replies from their first token: no thinking yet"
-            )
+            raise ValueError("the in-process engine constrains replies from their first token: no thinking yet")
         self.llm = llm
         self.contract = contract
         self.viewport = viewport
@@ -113,18 +111,14 @@ class EnginePolicy:
         base = replace(self.sampling, structured_outputs=grammar)
         if attempt == 0:
             return base
-        temperature = max(
-            self._retry["temperature_floor"], base.temperature - self._retry["temperature_step"]
-        )
+        temperature = max(self._retry["temperature_floor"], base.temperature - self._retry["temperature_step"])
         # each attempt has a seed of its own, so that a run can be repeated and a retry differs
         return replace(base, temperature=temperature, seed=(base.seed or 0) + attempt)
 
     async def _ask(self, messages: list[dict[str, Any]], params: SamplingParams) -> RequestOutput:
         limit = self._retry["timeout_s"]
         try:
-            return await asyncio.wait_for(
-                self.llm.chat(messages, params, {"enable_thinking": False}), timeout=limit
-            )
+            return await asyncio.wait_for(self.llm.chat(messages, params, {"enable_thinking": False}), timeout=limit)
         except TimeoutError as error:
             raise PolicyError(f"the engine gave no reply within {limit:g} s") from error
         except (EngineError, ValueError) as error:
@@ -164,9 +158,7 @@ def load_policy(
     except ModelLoadError as error:
         raise PolicyError(str(error)) from error
     settings = AgentSettings.read(folder)
-    contract = get_contract(
-        contract_name or settings.contract, images_kept=images_kept or settings.images_kept
-    )
+    contract = get_contract(contract_name or settings.contract, images_kept=images_kept or settings.images_kept)
     return EnginePolicy(
         AsyncLLM(llm),
         contract,
