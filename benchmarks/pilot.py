@@ -1,6 +1,6 @@
 """Measures the shipped pilot and stores benchmarks/results/pilot.json.
 
-    python benchmarks/pilot.py [--model weights/pilot] [--seeds 100] [--quick]
+    python benchmarks/pilot.py [--model weights/pilot] [--seeds 100] [--tokens-seeds 100] [--untrained-seeds 100]
 
 Four policies on the same 20 tasks and seeds: the pilot with its grounding head, the pilot spelling coordinates as
 plain tokens, uniformly random clicks, and the same network before training. Then the demo, and twenty decisions of
@@ -91,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="weights/pilot")
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--tokens-seeds", type=int, default=100)
     parser.add_argument("--untrained-seeds", type=int, default=100)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "benchmark-pilot")
     parser.add_argument("--out", type=Path)
@@ -101,7 +102,7 @@ def main() -> None:
         export(build_learner(Recipe()), untrained)
     runs = {
         "pilot": measure("pilot", options.model, options.seeds, folder / "pilot", 4),
-        "pilot, tokens only": measure("tokens only", options.model, options.seeds, folder / "tokens", 4, True),
+        "pilot, tokens only": measure("tokens only", options.model, options.tokens_seeds, folder / "tokens", 4, True),
         "random": measure("random", "random", options.seeds, folder / "random", 4),
         "untrained": measure("untrained", str(untrained), options.untrained_seeds, folder / "untrained", 16),
     }
@@ -125,10 +126,15 @@ def main() -> None:
         "kv_bytes_step_1": sizes[0][1],
         "kv_bytes_step_20": sizes[-1][1],
         "seeds": options.seeds,
+        "tokens_only_seeds": options.tokens_seeds,
         "untrained_seeds": options.untrained_seeds,
     }
+    command = (
+        f"python benchmarks/pilot.py --seeds {options.seeds} --tokens-seeds {options.tokens_seeds} "
+        f"--untrained-seeds {options.untrained_seeds}"
+    )
     rows = [row for name, summary in runs.items() for row in table(summary, name)]
-    store("pilot", figures, rows, "python benchmarks/pilot.py", browser=asyncio.run(browser_version()), out=options.out)
+    store("pilot", figures, rows, command, browser=asyncio.run(browser_version()), out=options.out)
 
 
 if __name__ == "__main__":

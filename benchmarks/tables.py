@@ -48,6 +48,7 @@ LABELS = {
     "kv_bytes_step_1": ("Keys and values per session after 1 step", "Claves y valores por sesión tras 1 paso"),
     "kv_bytes_step_20": ("Keys and values per session after 20 steps", "Claves y valores por sesión tras 20 pasos"),
     "seeds": ("Seeds a task", "Semillas por tarea"),
+    "tokens_only_seeds": ("Seeds a task, plain coordinate tokens", "Semillas por tarea, coordenadas como texto"),
     "untrained_seeds": ("Seeds a task, untrained pilot", "Semillas por tarea, piloto sin entrenar"),
     "pointer_click_accuracy": ("Pointer (coordinate tokens beside it)", "Puntero (con tokens de coordenadas al lado)"),
     "pointer_run_tokens_click_accuracy": ("The same run read from its tokens", "La misma, leída de sus tokens"),

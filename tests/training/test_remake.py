@@ -48,7 +48,7 @@ def test_a_stage_sees_the_records_of_all_stages_so_far(tmp_path: Path) -> None:
 
 def test_the_shipped_recipe_is_sound() -> None:
     stages = read_stages(RECIPE)
-    assert [stage.name for stage in stages][-1] == "finish"
+    assert [stage.name for stage in stages][-1] == "histories"
     seeds = [job.first + job.count for stage in stages if stage.collect for job in stage.collect.jobs()]
     assert max(seeds) < 3_000_000  # where held-out screenshots begin
 

@@ -23,6 +23,7 @@ from holotron.training.pilot.samples import (
     CELL,
     IGNORE,
     ExampleMaker,
+    as_pointed,
     batches,
     cell_targets,
     character_grid,
@@ -52,8 +53,11 @@ def test_the_prompt_is_the_one_the_engine_builds(maker: ExampleMaker, lines: lis
         if "step" not in record:
             continue
         question = maker(line, random.Random(0), steps_only=True).questions[0]
+        rng = random.Random(0)
         shot = Screenshot(base64.b64decode(record["png"]), 160, 160, 160, 160)
-        turns = [Turn(shot, step=_step(past), result=past["result"]) for past in record["history"]]
+        turns = [
+            Turn(shot, step=as_pointed(_step(past), shot, rng), result=past["result"]) for past in record["history"]
+        ]
         messages = maker.contract.messages(Conversation(record["goal"], [*turns, Turn(shot)]))
         assert question.ids[: question.reply] == llm.prepare_chat(messages).prompt
         reply = tokenizer.decode(question.ids[question.reply : -1])

@@ -27,6 +27,7 @@ from holotron.model.tokenizer import EOS, IMAGE, token_id
 CELL = 8  # pixels a side of a grounding cell
 TOKEN = 16  # pixels a side of an image token
 CHAR_WIDTH = 4  # pixels across a cell of the character grid
+SPREAD = 5.0  # pixels, of the points in made-up histories
 CLASSES = 96  # blank, ASCII 33..126, any other character
 IGNORE = -100
 CLICKING = "I click the target."
@@ -142,7 +143,7 @@ class ExampleMaker:
         shot = Screenshot(png, record["width"], record["height"], record["width"], record["height"])
         questions = []
         if record.get("step"):
-            questions.append(self._step_question(record, shot))
+            questions.append(self._step_question(record, shot, rng))
         if not steps_only:
             known = targets(record)
             rng.shuffle(known)
@@ -157,11 +158,11 @@ class ExampleMaker:
         png = base64.b64decode(record["png"])
         return Example(png, record["width"], record["height"], character_grid(record), [])
 
-    def _step_question(self, record: dict[str, Any], shot: Screenshot) -> Question:
-        turns = [
-            Turn(shot, past.get("observation", ""), Step.model_validate(past["step"]), past["result"], past["is_error"])
-            for past in record["history"]
-        ]
+    def _step_question(self, record: dict[str, Any], shot: Screenshot, rng: random.Random) -> Question:
+        turns = []
+        for past in record["history"]:
+            step = as_pointed(Step.model_validate(past["step"]), shot, rng)
+            turns.append(Turn(shot, past.get("observation", ""), step, past["result"], past["is_error"]))
         turns.append(Turn(shot, record.get("observation", "")))
         step = Step.model_validate(record["step"])
         boxes = [tuple(record["box"])] if record.get("box") else []
@@ -189,6 +190,20 @@ class ExampleMaker:
         reply = self.tokenizer(self.contract.dump(step) + EOS, add_special_tokens=False)["input_ids"]
         point = next((len(ids) + i for i, t in enumerate(reply) if t in self.x_ids), -1)
         return Question(ids + reply, len(ids), point if boxes else -1, boxes)
+
+
+def as_pointed(step: Step, shot: Screenshot, rng: random.Random) -> Step:
+    """A past step of the oracle with a point such as the pointer would have chosen: the middle of a cell nearby.
+
+    Otherwise the pilot would remember a page by the oracle's exact coordinates, which its own history never holds.
+    """
+    call = step.tool_call
+    if not hasattr(call, "x"):
+        return step
+    x, y = (v * side / 1000 + rng.gauss(0, SPREAD) for v, side in ((call.x, shot.width), (call.y, shot.height)))
+    x, y = min(max(x, 0.0), shot.width - 1.0), min(max(y, 0.0), shot.height - 1.0)
+    column, row = cell_centre((x, y, x, y), shot)
+    return step.model_copy(update={"tool_call": call.model_copy(update={"x": column, "y": row})})
 
 
 def cell_centre(box: Box, shot: Screenshot) -> tuple[int, int]:
