@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from holotron.contract.contract import Contract
 from holotron.contract.conversation import Conversation, Screenshot, Turn
-from holotron.contract.step import Click, Step
+from holotron.contract.step import Click, DoubleClick, DragTo, MoveTo, Scroll, Step
 from holotron.model.tokenizer import EOS, IMAGE, token_id
 
 CELL = 8  # pixels a side of a grounding cell
@@ -198,9 +198,10 @@ def as_pointed(step: Step, shot: Screenshot, rng: random.Random) -> Step:
     Otherwise the pilot would remember a page by the oracle's exact coordinates, which its own history never holds.
     """
     call = step.tool_call
-    if not hasattr(call, "x"):
+    if not isinstance(call, Click | DoubleClick | MoveTo | DragTo | Scroll):
         return step
-    x, y = (v * side / 1000 + rng.gauss(0, SPREAD) for v, side in ((call.x, shot.width), (call.y, shot.height)))
+    x = call.x * shot.width / 1000 + rng.gauss(0, SPREAD)
+    y = call.y * shot.height / 1000 + rng.gauss(0, SPREAD)
     x, y = min(max(x, 0.0), shot.width - 1.0), min(max(y, 0.0), shot.height - 1.0)
     column, row = cell_centre((x, y, x, y), shot)
     return step.model_copy(update={"tool_call": call.model_copy(update={"x": column, "y": row})})
