@@ -9,7 +9,6 @@ import pytest
 
 from holotron.computer.chromium import ChromiumMissing, find_chromium
 
-
 # What a shell starts in the background ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
