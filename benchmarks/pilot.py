@@ -100,6 +100,9 @@ def main() -> None:
     untrained = folder / "untrained-model"
     if not untrained.exists():
         export(build_learner(Recipe()), untrained)
+        settings = json.loads((untrained / "agent.json").read_text())
+        # It never ends a reply: 64 tokens, four times a trained one's reply, say as much as 192 and sooner.
+        (untrained / "agent.json").write_text(json.dumps(settings | {"max_tokens": 64}))
     runs = {
         "pilot": measure("pilot", options.model, options.seeds, folder / "pilot", 4),
         "pilot, tokens only": measure("tokens only", options.model, options.tokens_seeds, folder / "tokens", 4, True),
