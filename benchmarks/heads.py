@@ -110,6 +110,8 @@ def main() -> None:
     for name, recipe in VARIANTS.items():
         began = time.monotonic()
         last = train(replace(recipe, steps=options.steps), sorted(options.data.glob("*.jsonl")), options.folder / name)
+        if last["step"] < options.steps:
+            raise KeyboardInterrupt  # training saved and stopped, as it was told to
         row = {"variant": name, "train_s": time.monotonic() - began, "last": last}
         rows.append(row | score(options.folder / name / "model", lines, maker))
         print(json.dumps(rows[-1]))

@@ -12,7 +12,6 @@ from holotron.agent.summary import RunSummary
 from holotron.evaluation.episodes import run_folder, run_miniwob
 from holotron.evaluation.policies import choose_policy
 from holotron.live import LiveTable, print_summary
-from holotron.report.html import write_report
 from holotron.tasks.miniwob import EASY20
 
 PILOT = Path("weights") / "pilot"
@@ -42,6 +41,8 @@ def run_demo(
             )
         )  # fmt: skip
     print_summary(console, summary)
+    from holotron.report.html import write_report  # matplotlib would delay the first action by a second
+
     report = write_report(folder)
     seconds = time.monotonic() - started
     console.print(f"figures: {folder / 'summary.json'}\nreport: {report}", soft_wrap=True, highlight=False)
