@@ -25,7 +25,8 @@ from store import ROOT, store
 
 from holotron.contract.holotron3 import Holotron3
 from holotron.data.collect import Job, collect
-from holotron.model.images import NativeConfig, NativeProcessor
+from holotron.engine.checkpoint import build_image_processor
+from holotron.model.images import ImageProcessor
 from holotron.model.modeling import HolotronForConditionalGeneration
 from holotron.tasks.miniwob import EASY20
 from holotron.training.pilot.losses import Weights, pointer_scores
@@ -49,11 +50,10 @@ def inside(question: Question, x: float, y: float) -> bool:
 
 
 @torch.inference_mode()
-def read_out(model: HolotronForConditionalGeneration, example: Example, question: Question) -> dict[str, bool]:
+def read_out(
+    model: HolotronForConditionalGeneration, processor: ImageProcessor, example: Example, question: Question
+) -> dict[str, bool]:
     """Whether pointer and greedy coordinate tokens fall into the target's box. The reply up to x is given."""
-    processor = NativeProcessor(
-        NativeConfig.from_dict({"norm_mean": model.config.norm_mean, "norm_std": model.config.norm_std})
-    )
     encoded = model.encode_images(processor(example.png).pixel_values)
     first = model.config.coordinate_tokens
     assert first is not None
@@ -78,6 +78,8 @@ def read_out(model: HolotronForConditionalGeneration, example: Example, question
 
 def score(folder: Path, lines: list[str], maker: ExampleMaker) -> dict[str, Any]:
     model = HolotronForConditionalGeneration.from_pretrained(folder).float().eval()
+    processor = build_image_processor(model)
+    assert processor is not None  # the pilot has a vision tower
     right: dict[str, int] = {}
     asked = 0
     for number, line in enumerate(lines):
@@ -86,7 +88,7 @@ def score(folder: Path, lines: list[str], maker: ExampleMaker) -> dict[str, Any]
         example = maker(json.dumps(record), random.Random(number))
         for question in example.questions:
             asked += 1
-            for way, hit in read_out(model, example, question).items():
+            for way, hit in read_out(model, processor, example, question).items():
                 right[way] = right.get(way, 0) + hit
     return {"asked": asked, **{way: count / max(asked, 1) for way, count in right.items()}}
 

@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from holotron.contract.holotron3 import Holotron3
-from holotron.model.images import ImageProcessor, NativeConfig, NativeProcessor
+from holotron.engine.checkpoint import build_image_processor
+from holotron.model.images import ImageProcessor
 from holotron.model.modeling import HolotronForConditionalGeneration, count_parameters
 from holotron.training.pilot.losses import (
     AttentionProbe,
@@ -82,7 +83,6 @@ def build_learner(recipe: Recipe) -> Learner:
     if not recipe.pointer:
         config.grounding_config = None
     learner = Learner(HolotronForConditionalGeneration(config))
-    learner.model.config.image_processor = "native"
     learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return learner
 
@@ -203,7 +203,7 @@ def train(
         saved = torch.load(out / "checkpoint.pt", weights_only=True)
         if saved["state"]["data"] != fingerprint:
             raise TrainingError(
-                f"{out} was trained on other records; use a new folder (and --init {out}) for more data"
+                f"{out} was trained on other records; use a new folder, or a further stage of the recipe, for more data"
             )
         learner.load_state_dict(saved["learner"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -212,9 +212,8 @@ def train(
         saved = torch.load(init / "checkpoint.pt", weights_only=True)
         learner.load_state_dict(saved["learner"])
         state["before"] = saved["state"]
-    processor = NativeProcessor(
-        NativeConfig.from_dict({"norm_mean": learner.model.config.norm_mean, "norm_std": learner.model.config.norm_std})
-    )
+    processor = build_image_processor(learner.model)
+    assert processor is not None  # the pilot has a vision tower
     probe = AttentionProbe(learner.model) if recipe.weights.attention else None
     source = Prefetch(batches(lines, maker, recipe.seed, state["step"], recipe.images, recipe.reading))
     return _loop(recipe, learner, optimizer, processor, probe, source, state, out, save_every)
