@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-LAYER_KINDS = {"M": "mamba", "*": "attention", "-": "mlp"}
+LAYER_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 # Names that other releases of the family use for the same number (architecture notes, "config dialects").
 ALIASES = {
@@ -27,6 +27,7 @@ KIND_LETTERS = {
     "attention": "*",
     "full_attention": "*",
     "mlp": "-",
+    "moe": "E",
 }
 
 
@@ -35,7 +36,7 @@ class ConfigError(ValueError):
 
 
 def read_pattern(values: dict[str, Any]) -> str:
-    """The layer pattern as a string of M, * and -, from either way of writing it."""
+    """The layer pattern as a string of M, *, - and E, from either way of writing it."""
     pattern = values.get("hybrid_override_pattern")
     if pattern is None:
         kinds = values.get("layers_block_type")
@@ -47,7 +48,7 @@ def read_pattern(values: dict[str, Any]) -> str:
         pattern = "".join(KIND_LETTERS[k] for k in kinds)
     bad = sorted(set(pattern) - set(LAYER_KINDS))
     if bad or not pattern:
-        raise ConfigError(f"layer pattern {pattern!r} has letters other than M, * and -: {bad}")
+        raise ConfigError(f"layer pattern {pattern!r} has letters other than M, *, - and E: {bad}")
     return str(pattern)
 
 
@@ -79,6 +80,16 @@ class LanguageConfig:
     layer_norm_epsilon: float = 1e-5
     time_step_limit: tuple[float, float] = (0.0, math.inf)
     max_position_embeddings: int = 131072
+    # Mixture of experts, only where the pattern has an E. A latent size of None means experts see the full width.
+    n_routed_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    moe_shared_expert_intermediate_size: int = 0
+    moe_latent_size: int | None = None
+    routed_scaling_factor: float = 1.0
+    norm_topk_prob: bool = True
+    n_group: int = 1
+    topk_group: int = 1
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
