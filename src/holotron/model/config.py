@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -18,8 +19,24 @@ ALIASES = {
     "mamba_chunk_size": "chunk_size",
     "mamba_conv_bias": "use_conv_bias",
     "mamba_d_state": "ssm_state_size",
+    "mamba_dt_limit": "time_step_limit",
+    "layer_types": "layers_block_type",
+    "num_local_experts": "n_routed_experts",
     "rms_norm_eps": "layer_norm_epsilon",
     "norm_eps": "layer_norm_epsilon",
+}
+# Options of the wider family that change the computation, with the only value this code computes.
+FIXED = {
+    "use_bias": False,
+    "mlp_bias": False,
+    "attention_bias": False,
+    "mamba_proj_bias": False,
+    "mlp_hidden_act": "relu2",
+    "mamba_hidden_act": "silu",
+    "sliding_window": None,
+    "residual_in_fp32": False,
+    "tie_word_embeddings": False,
+    "rope_scaling": None,
 }
 KIND_LETTERS = {
     "mamba": "M",
@@ -95,8 +112,11 @@ class LanguageConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LanguageConfig:
         """Accepts the dialects of the family; unknown keys are kept in `extra`. Raises ConfigError."""
-        if "block_configs" in values:
-            raise ConfigError("per-layer block_configs (nemotron_h_puzzle) are not supported")
+        if values.get("block_configs"):
+            raise ConfigError(
+                "this checkpoint gives every layer sizes of its own (block_configs, nemotron_h_puzzle); only models "
+                "whose layers of one kind are all alike can be loaded"
+            )
         known = {f.name for f in fields(cls)} - {"extra"}
         clean: dict[str, Any] = dict(values.get("extra") or {})
         clean.update({k: v for k, v in values.items() if k != "extra"})
@@ -104,8 +124,14 @@ class LanguageConfig:
             if clean.get(name) is None and clean.get(other) is not None:
                 clean[name] = clean[other]
             clean.pop(other, None)
+        for name, value in FIXED.items():
+            if clean.get(name) not in (None, value):
+                raise ConfigError(f"llm_config has {name}={clean[name]!r}, but only {value!r} is supported")
         clean["hybrid_override_pattern"] = read_pattern(clean)
-        if "time_step_limit" in clean:
+        clean.pop("layers_block_type", None)
+        if clean.get("time_step_limit") is None:
+            clean.pop("time_step_limit", None)
+        else:
             low, high = clean["time_step_limit"]
             clean["time_step_limit"] = (read_number(low), read_number(high))
         for text in ("vocab_size", "hidden_size", "num_attention_heads", "mamba_num_heads", "mamba_head_dim"):
@@ -113,8 +139,24 @@ class LanguageConfig:
                 raise ConfigError(f"llm_config has no {text}")
         if clean["mamba_num_heads"] % clean.get("n_groups", 8):
             raise ConfigError("mamba_num_heads must be a multiple of n_groups")
+        if clean.get("num_key_value_heads") is None:
+            clean["num_key_value_heads"] = clean["num_attention_heads"]
+        if clean.get("head_dim") is None:
+            clean["head_dim"] = clean["hidden_size"] // clean["num_attention_heads"]
+        if "-" not in clean["hybrid_override_pattern"]:
+            clean.setdefault("intermediate_size", 0)
         extra = {k: clean.pop(k) for k in list(clean) if k not in known}
-        return cls(**clean, extra=extra)
+        try:
+            return cls(**clean, extra=extra)
+        except TypeError as error:  # names the field that has no default
+            raise ConfigError(f"llm_config is incomplete: {error}") from error
+
+    @staticmethod
+    def describes_one(values: Mapping[str, Any]) -> bool:
+        """Whether a config.json is itself that of a language model of this family."""
+        return any(values.get(key) for key in ("hybrid_override_pattern", "layers_block_type")) or (
+            values.get("layer_types") is not None and values.get("mamba_num_heads") is not None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
@@ -166,6 +208,8 @@ class HolotronConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         image_resize: str = "float",
         max_num_tiles: int = 12,
         use_thumbnail: bool = True,
+        min_num_patches: int = 1024,
+        max_num_patches: int = 13312,
         norm_mean: list[float] | None = None,
         norm_std: list[float] | None = None,
         vit_hidden_size: int = 1280,
@@ -188,6 +232,9 @@ class HolotronConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         self.image_resize = image_resize
         self.max_num_tiles = max_num_tiles
         self.use_thumbnail = use_thumbnail
+        # of one image, where the processor keeps its aspect ratio ("dynamic")
+        self.min_num_patches = min_num_patches
+        self.max_num_patches = max_num_patches
         self.norm_mean = norm_mean
         self.norm_std = norm_std
         self.vit_hidden_size = vit_hidden_size
