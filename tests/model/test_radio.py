@@ -69,8 +69,7 @@ def test_equals_transformers(seed: int, tmp_path: Path, prefix_tokens: int, rows
     assert (tower.out_features, tower.patch_size) == (48, 4)
     pixels = torch.randn(2, 3, rows * 4, columns * 4)
     expected = model(pixels).features
-    features, finer = tower(pixels)
-    assert finer is None
+    features = tower(pixels)
     assert features.shape == (2, rows * columns, 48)
     # Weights of this size give features around 10, so the bound is relative to them.
     scale = expected.abs().max().clamp(min=1)
@@ -118,19 +117,19 @@ def test_conditioner_is_never_applied(seed: int) -> None:
     """Trap 12: the stored statistics change nothing, however wrong they are."""
     tower = RadioTower(RadioConfig(48, 2, 4, 96, 4, 8, 8)).eval()
     pixels = torch.randn(1, 3, 16, 24)
-    before = tower(pixels)[0]
+    before = tower(pixels)
     tower.radio_model.input_conditioner.norm_mean.fill_(9.0)
     tower.radio_model.input_conditioner.norm_std.fill_(0.1)
-    assert torch.equal(tower(pixels)[0], before)
+    assert torch.equal(tower(pixels), before)
 
 
 @torch.no_grad()
 def test_images_of_a_batch_do_not_mix(seed: int) -> None:
     tower = RadioTower(RadioConfig(48, 2, 4, 96, 4, 8, 8)).eval()
     pixels = torch.randn(3, 3, 16, 24)
-    together = tower(pixels)[0]
+    together = tower(pixels)
     for i in range(3):
-        torch.testing.assert_close(tower(pixels[i : i + 1])[0][0], together[i], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(tower(pixels[i : i + 1])[0], together[i], atol=1e-6, rtol=1e-5)
 
 
 def test_released_keys() -> None:

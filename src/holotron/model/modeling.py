@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
@@ -51,13 +51,6 @@ class HolotronForConditionalGeneration(PreTrainedModel):  # type: ignore[no-unty
     _supports_sdpa = True
     _no_split_modules = ["Layer"]
     _keep_in_fp32_modules_strict = ["A_log", "D", "dt_bias"]
-    # What other releases store and this model neither has nor needs.
-    _keys_to_ignore_on_load_unexpected = [
-        r"(^|\.)mtp\.",
-        r"\.video_embedder\.",
-        r"\.layer_scale[12]\.lambda1$",
-    ]
-    _keys_to_ignore_on_load_missing = [r"\.input_conditioner\."]
 
     def __init__(self, config: HolotronConfig) -> None:
         super().__init__(config)
@@ -83,23 +76,21 @@ class HolotronForConditionalGeneration(PreTrainedModel):  # type: ignore[no-unty
             module.reset_buffers()
 
     @classmethod
-    def from_pretrained(cls, path: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """As transformers', but weights that do not fit the config are a ConfigError that names the keys."""
-        wants_info = kwargs.pop("output_loading_info", False)
-        kwargs["ignore_mismatched_sizes"] = True  # reported below, by name
-        loaded: Any = super().from_pretrained(path, *args, output_loading_info=True, **kwargs)
-        model, info = loaded
-        wrong = {kind: sorted(info[f"{kind}_keys"]) for kind in ("missing", "unexpected")}
-        wrong["mismatched"] = [
-            f"{key} is {tuple(stored)} in the file and {tuple(wanted)} by the config"
-            for key, stored, wanted in sorted(info["mismatched_keys"])
-        ]
-        wrong = {kind: keys for kind, keys in wrong.items() if keys}
-        if wrong:
-            text = "; ".join(f"{name}: {', '.join(keys[:8])}" for name, keys in wrong.items())
-            raise ConfigError(f"the weights in {path} do not fit its config: {text}")
-        check_layer_scales(path)
-        return (model, info) if wants_info else model
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        path: str | Path,
+        *,
+        dtype: torch.dtype | str = torch.float32,
+        device: torch.device | str = "cpu",
+        revision: str | None = None,
+    ) -> HolotronForConditionalGeneration:
+        """`checkpoint.load` under the name transformers' users know. Raises ConfigError; never runs remote code."""
+        from holotron.model.checkpoint import load
+
+        chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if not isinstance(chosen, torch.dtype):
+            raise ValueError(f"dtype {dtype!r} is unknown; give float32, bfloat16 or float16")
+        return load(path, dtype=chosen, device=device, revision=revision)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.language_model.backbone.embeddings
@@ -108,12 +99,10 @@ class HolotronForConditionalGeneration(PreTrainedModel):  # type: ignore[no-unty
         return self.language_model.lm_head
 
     def encode_images(self, pixel_values: Tensor) -> EncodedImages:
-        """pixel_values (n, 3, H, W), normalised, H and W multiples of twice the patch size."""
+        """pixel_values (n, 3, H, W), normalised, H and W multiples of twice the patch size (`patch_size` pixels)."""
         if self.vision_model is None:
             raise ConfigError("this checkpoint has no vision tower (vision_config is missing)")
-        features = self.vision_model(pixel_values)
-        if isinstance(features, tuple):
-            features = features[0]
+        features: Tensor = self.vision_model(pixel_values)
         rows, columns = (s // self.vision_model.patch_size for s in pixel_values.shape[-2:])
         shuffled = pixel_shuffle_v2(features.view(len(features), rows, columns, -1))
         tokens = self.mlp1(shuffled.flatten(1, 2))
@@ -153,15 +142,6 @@ class HolotronForConditionalGeneration(PreTrainedModel):  # type: ignore[no-unty
                 logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
             )
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=(hidden,))
-
-
-def check_layer_scales(folder: str | Path) -> None:
-    """The tower has no layer scales because RADIO stores ones. Raises ConfigError where it does not."""
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        with safe_open(str(file), framework="pt") as weights:
-            for key in weights.keys():
-                if key.endswith(".lambda1") and not bool((weights.get_tensor(key) == 1).all()):
-                    raise ConfigError(f"{file}: {key} is not 1; scaled vision blocks are not supported")
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -267,7 +267,7 @@ class RadioModel(nn.Module):
 
 
 class RadioTower(nn.Module):
-    """RADIO as every vision tower looks: `out_features`, `patch_size`, features and a finer map or None."""
+    """RADIO as every vision tower looks: `out_features`, `patch_size`, and features one by one patch."""
 
     def __init__(self, config: RadioConfig) -> None:
         super().__init__()
@@ -275,6 +275,7 @@ class RadioTower(nn.Module):
         self.out_features = config.hidden
         self.patch_size = config.patch_size
 
-    def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Normalised (n, 3, H, W) -> ((n, h*w, out_features) row-major, None)."""
-        return self.radio_model(pixel_values), None
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Normalised (n, 3, H, W) -> (n, h*w, out_features), row-major."""
+        features: Tensor = self.radio_model(pixel_values)
+        return features
