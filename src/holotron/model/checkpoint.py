@@ -20,6 +20,7 @@ from holotron.model.config import ConfigError, HolotronConfig
 from holotron.model.dialects import read_config
 from holotron.model.hub import read_json, resolve
 from holotron.model.modeling import HolotronForConditionalGeneration
+from holotron.model.processing import read_preprocessor
 from holotron.model.radio import InputConditioner, RadioConfig
 
 logger = logging.getLogger(__name__)
@@ -180,9 +181,14 @@ def _reason_to_skip(key: str) -> str | None:
 def open_checkpoint(folder: Path) -> tuple[HolotronConfig, dict[str, StoredTensor], list[str]]:
     """Config and tensors of a folder, without reading a weight; the list says what the weights corrected."""
     values = read_json(folder, "config.json")
-    config = read_config(values)
-    stored = stored_tensors(folder)
     released = values.get("model_type") != HolotronConfig.model_type
+    try:
+        config = read_config(values)
+        if released and (folder / "preprocessor_config.json").is_file():
+            read_preprocessor(config, read_json(folder, "preprocessor_config.json"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{folder}/config.json describes no model: {error}") from error
+    stored = stored_tensors(folder)
     changed = fit_to_weights(config, stored) if released else []
     return config, stored, changed
 
@@ -211,7 +217,10 @@ def load(
     config, stored, changed = open_checkpoint(folder)
     for change in changed:
         logger.info("%s: taken from the weights: %s", folder, change)
-    model = on_meta(config)
+    try:
+        model = on_meta(config)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{folder}/config.json describes no model: {error!r}") from error
     report = compare_keys(model.state_dict(), stored)
     if not report.fits:
         raise ConfigError(f"the weights in {folder} do not fit its config: {report}")

@@ -29,7 +29,7 @@ def resolve(name: str | Path, revision: str | None = None, *, weights: bool = Tr
     if folder.is_file():
         raise ConfigError(f"{name} is a file; a checkpoint is the folder that holds config.json and *.safetensors")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)) or str(name).startswith((".", "/")):
-        raise ConfigError(f"{name} is no folder, and no hub id of the form organisation/name")
+        raise ConfigError(f"{name} is not a folder with config.json and weights, nor a hub id (organisation/name)")
     return _download(str(name), revision, (*SMALL_FILES, "*.safetensors") if weights else SMALL_FILES)
 
 

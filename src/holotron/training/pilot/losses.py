@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,7 @@ class AttentionProbe:
 
     def __init__(self, model: HolotronForConditionalGeneration) -> None:
         kinds = model.config.language.hybrid_override_pattern
-        mixer = model.language_model.backbone.layers[kinds.rindex("*")].mixer
+        mixer: Any = model.language_model.backbone.layers[kinds.rindex("*")].mixer
         self.config = model.config.language
         self.q, self.k = torch.empty(0), torch.empty(0)
         mixer.q_proj.register_forward_hook(lambda m, i, out: setattr(self, "q", out))
