@@ -184,6 +184,66 @@ def report(
         typer.echo(write_picture(folder, picture))
 
 
+@app.command(name="inspect")
+def inspect_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, hub id, or a preset (see below).")],
+    baseline: Annotated[
+        str, typer.Option("--baseline", help="Model to compare memory with: as MODEL, or: none.")
+    ] = "holo2-8b",
+    revision: Annotated[str | None, typer.Option("--revision", help="Commit, tag or branch of a hub id.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Show a model's layers, parameters, memory per sequence, image tokens and what is unverified about it.
+
+    Presets: holotron-12b, nemotron-nano-12b-v2, nemotron-nano-9b-v2, nemotron-nano-4b, nemotron-3-nano-30b-a3b,
+    nemotron-3-nano-omni, nemotron-3-super-120b-a12b, holo2-8b.
+
+    Weights are not loaded: of a folder's files only the headers are read, of a hub id only the small files.
+    Exits with 1 if a folder's weights do not fit its config.
+
+    In JSON, `layers` is the pattern of the layers, one letter each (M Mamba-2, * attention, - MLP, E experts), and
+    `layer_counts` sums it up; `tokens_WIDTHxHEIGHT` are without the two delimiters, null for a text model;
+    `state_bytes_per_sequence` has the recurrent state in fp32.
+    """
+    from rich.console import Console
+
+    from holotron import inspection, inspection_view
+
+    found = inspection.inspect(model, revision)
+    other = None if baseline in ("none", model) else inspection.inspect(baseline)
+    if as_json:
+        typer.echo(inspection.as_json(found, other))
+    else:
+        inspection_view.show(found, other, Console(highlight=False))
+    raise typer.Exit(0 if found.fits else 1)
+
+
+@app.command(name="make-tiny")
+def make_tiny_checkpoint(
+    family: Annotated[
+        str,
+        typer.Argument(
+            metavar="FAMILY",
+            help="nemotron-h, nemotron-h-moe, nemotron-h-latent, vl-v2, omni, omni-dense or holo2.",
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random weights.")] = 0,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="Of the stored weights: float32, bfloat16 or float16.")
+    ] = "float32",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")] = False,
+) -> None:
+    """Write a tiny checkpoint with random weights in the format of a released model, offline.
+
+    It has the keys, config dialect, tokenizer, chat template and processor files of the release, a few hundred
+    kilobytes of weights, and the same bytes for the same seed. `holotron inspect OUT` shows it.
+    """
+    from holotron.model.tiny_checkpoints import make_tiny
+
+    typer.echo(make_tiny(family, out, seed=seed, overwrite=overwrite, dtype=dtype))
+
+
 train_app = typer.Typer(no_args_is_help=True, help="Make checkpoints.")
 app.add_typer(train_app, name="train")
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig
 
+from holotron.model.checkpoint import OPTIONAL, kept_in_fp32, on_meta
 from holotron.model.config import LAYER_KINDS, ConfigError, HolotronConfig
 from holotron.model.dialects import read_config
-from holotron.model.modeling import HolotronForConditionalGeneration
 
-Shapes = dict[str, tuple[int, ...]]
 SsmBits = Literal[16, 32]
 BF16 = 2  # bytes
 # Parts in the order they are shown; which tensors belong to which is `_part`'s business.
@@ -27,10 +27,6 @@ PARTS = (
     "embeddings", "lm_head", "mamba", "attention", "mlp", "experts_routed", "experts_shared", "experts_latent",
     "router", "norms", "vision", "projector", "grounding_head",
 )  # fmt: skip
-# Stored beside the weights, but constants: the tower's own normalisation and bookkeeping.
-_CONSTANT = re.compile(r"\.input_conditioner\.|\.summary_idxs$")
-# Computed in float32 whatever the dtype of the rest, and kept so when a checkpoint is loaded in 16 bit.
-_KEPT_FP32 = re.compile(r"\.mixer\.(A_log|D|dt_bias|gate\.weight|gate\.e_score_correction_bias)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +95,34 @@ def read_any_config(values: Mapping[str, Any]) -> PretrainedConfig:
     return config
 
 
-def stored_shapes(config: PretrainedConfig) -> Shapes:
-    """Key -> shape of everything a checkpoint of that config stores, in the layout of vision-language releases.
+def expected_tensors(config: PretrainedConfig) -> dict[str, Tensor]:
+    """Everything a checkpoint of that config stores, on the meta device: shapes without data, by released key.
 
-    Raises ConfigError where the config describes no model.
+    The keys are those of vision-language releases, also where the model is text only. Raises ConfigError where the
+    config describes no model.
     """
+    if isinstance(config, HolotronConfig):
+        return dict(on_meta(config).state_dict())
+    from transformers import Qwen3VLForConditionalGeneration
+
     with torch.device("meta"):
-        if isinstance(config, HolotronConfig):
-            model: torch.nn.Module = HolotronForConditionalGeneration(config)
-        else:
-            from transformers import Qwen3VLForConditionalGeneration
-
-            model = Qwen3VLForConditionalGeneration(config)  # type: ignore[arg-type]
-    shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-    if getattr(config, "tie_word_embeddings", False):
-        shapes.pop("lm_head.weight", None)
-    return shapes
+        tensors = dict(Qwen3VLForConditionalGeneration(config).state_dict())  # type: ignore[arg-type]
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight")
+    return tensors
 
 
-def measure(config: PretrainedConfig, shapes: Shapes | None = None) -> Sizes:
-    """The sizes of a HolotronConfig or Qwen3VLConfig; `shapes` if `stored_shapes` has been called already.
+def measure(config: PretrainedConfig, tensors: Mapping[str, Tensor] | None = None) -> Sizes:
+    """The sizes of a HolotronConfig or Qwen3VLConfig; `tensors` if `expected_tensors` has been called already.
 
     Raises ConfigError where the config describes no model.
     """
-    shapes = stored_shapes(config) if shapes is None else shapes
+    tensors = expected_tensors(config) if tensors is None else tensors
     if not isinstance(config, HolotronConfig):
-        return _measure_attention(config, shapes)
+        return _measure_attention(config, tensors)
     language = config.language
     pattern = language.hybrid_override_pattern
-    parts = _count(shapes, lambda key: _part(key, pattern))
+    parts = _count(tensors, lambda key: _part(key, pattern))
     idle = parts.get("experts_routed", 0)
     if idle:
         idle -= idle * language.num_experts_per_tok // language.n_routed_experts
@@ -136,16 +131,16 @@ def measure(config: PretrainedConfig, shapes: Shapes | None = None) -> Sizes:
         layers=pattern,
         parts=parts,
         active_parameters=sum(parts.values()) - outside - idle,
-        kept_fp32=sum(math.prod(shape) for key, shape in shapes.items() if _KEPT_FP32.search(key)),
+        kept_fp32=sum(tensor.numel() for key, tensor in tensors.items() if kept_in_fp32(key)),
         kv_bytes_per_token=language.kv_bytes_per_token(BF16),
         state_bytes_fp32=language.state_bytes(4, BF16),
         state_bytes_16bit=language.state_bytes(2, BF16),
     )
 
 
-def _measure_attention(config: Any, shapes: Shapes) -> Sizes:
+def _measure_attention(config: Any, tensors: Mapping[str, Tensor]) -> Sizes:
     text = config.text_config
-    parts = _count(shapes, _qwen_part)
+    parts = _count(tensors, _qwen_part)
     tied = parts["embeddings"] if config.tie_word_embeddings else 0
     outside = parts["embeddings"] - tied + sum(parts.get(name, 0) for name in ("vision", "projector"))
     return Sizes(
@@ -159,11 +154,11 @@ def _measure_attention(config: Any, shapes: Shapes) -> Sizes:
     )
 
 
-def _count(shapes: Shapes, part_of: Any) -> dict[str, int]:
+def _count(tensors: Mapping[str, Tensor], part_of: Callable[[str], str]) -> dict[str, int]:
     counts = dict.fromkeys(PARTS, 0)
-    for key, shape in shapes.items():
-        if not _CONSTANT.search(key):
-            counts[part_of(key)] += math.prod(shape)
+    for key, tensor in tensors.items():
+        if not OPTIONAL.search(key):  # constants of the tower, not parameters
+            counts[part_of(key)] += tensor.numel()
     return {name: count for name, count in counts.items() if count}
 
 
