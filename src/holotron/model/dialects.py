@@ -21,6 +21,7 @@ TOWERS = {
     "vit_large": (1024, 24, 16),
     "vit_huge": (1280, 32, 16),
 }
+_STATED = {"hidden_size", "num_hidden_layers", "num_attention_heads"}
 # Top-level keys that mean the same thing under the same name.
 _KEPT = (
     "force_image_size", "patch_size", "downsample_ratio", "ps_version", "max_num_tiles", "use_thumbnail",
@@ -78,7 +79,8 @@ def _read_vision(vision: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str,
     patch_size = kept.get("patch_size") or top.get("patch_size") or 16
     kept["patch_size"] = patch_size
     if "model" in args:
-        kept |= _tower_sizes(str(args["model"]))
+        if not _STATED <= kept.keys():  # sizes that are written out need no name
+            kept |= _tower_sizes(str(args["model"]))
         kept["prefix_tokens"] = _prefix_tokens(args)
         if args.get("cpe_max_size"):
             kept["pos_grid"] = int(args["cpe_max_size"]) // patch_size
