@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 Picture = Image.Image | bytes | np.ndarray[Any, Any]
@@ -35,7 +35,9 @@ def rgb_pixels(picture: Picture) -> Tensor:
         raise ValueError(f"a picture is a PIL image, bytes or a uint8 array, not {type(picture).__name__}")
     _check_size(*image.size)
     try:
-        image = ImageOps.exif_transpose(image)
+        image.load()
+        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            image = ImageOps.exif_transpose(image)
         return torch.from_numpy(np.array(_on_white(image), dtype=np.uint8))
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error) as error:
         raise ValueError(f"image data is truncated or corrupt: {error}") from error
