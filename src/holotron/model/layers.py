@@ -1,4 +1,4 @@
-"""The four kinds of layer of the language model: RMS norm, Mamba-2 mixer, attention, squared-ReLU MLP."""
+"""The layers of the language model: RMS norm, Mamba-2 mixer, attention, squared-ReLU MLP; experts are in moe.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from holotron.model.cache import HybridCache
 from holotron.model.config import LanguageConfig
+from holotron.model.moe import MoE
 from holotron.model.ssd import ssd_chunked, ssd_step
+
+
+def same_document(segments: Tensor, back: int) -> Tensor:
+    """(B, T) bool: does the token `back` places earlier exist and belong to the same document? segments (B, T)."""
+    same = torch.zeros_like(segments, dtype=torch.bool)
+    same[:, back:] = segments[:, back:] == segments[:, : segments.shape[1] - back]
+    return same
 
 
 class RMSNorm(nn.Module):
@@ -61,12 +69,15 @@ class Mamba2Mixer(nn.Module):
         self.norm = GatedGroupNorm(width, config.n_groups, config.layer_norm_epsilon)
         self.out_proj = nn.Linear(width, config.hidden_size, bias=False)
 
-    def forward(self, u: Tensor, valid: Tensor | None, cache: HybridCache | None) -> Tensor:
-        """u (B, T, hidden); valid (B, T) bool, False on right padding, None if all are tokens."""
+    def forward(
+        self, u: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None = None
+    ) -> Tensor:
+        """u (B, T, hidden); valid (B, T) bool, False on right padding, None if all are tokens; segments (B, T) int64,
+        the document of each token, never falling along a row, None if a row is one document (not with a cache)."""
         cfg = self.config
         sizes = [cfg.mamba_width, cfg.conv_channels, cfg.mamba_num_heads]
         z, xbc, dt = torch.split(self.in_proj(u), sizes, dim=-1)
-        xbc = self._convolve(xbc, valid, cache)
+        xbc = self._convolve(xbc, valid, cache, segments)
         dt = F.softplus(dt.float() + self.dt_bias.float())
         low, high = cfg.time_step_limit
         if low > 0 or math.isfinite(high):
@@ -83,13 +94,15 @@ class Mamba2Mixer(nn.Module):
             y = y.unsqueeze(1)
         else:
             before = None if cache is None else cache.ssm[self.index]
-            y, state = ssd_chunked(x, dt, a, b, c, d, cfg.chunk_size, before)
+            y, state = ssd_chunked(x, dt, a, b, c, d, cfg.chunk_size, before, segments)
         if cache is not None:
             cache.ssm[self.index] = state
         out: Tensor = self.out_proj(self.norm(y.flatten(-2).to(z.dtype), z))
         return out
 
-    def _convolve(self, xbc: Tensor, valid: Tensor | None, cache: HybridCache | None) -> Tensor:
+    def _convolve(
+        self, xbc: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None
+    ) -> Tensor:
         """silu(sum_j w_j xbc[t-K+1+j] + bias); the last K-1 valid columns become the new conv state."""
         kernel, length = self.config.conv_kernel, xbc.shape[1]
         if valid is not None:
@@ -105,9 +118,12 @@ class Mamba2Mixer(nn.Module):
                 tail = padded.gather(1, first.unsqueeze(-1).expand(-1, -1, padded.shape[-1]))
             cache.conv[self.index] = tail.transpose(1, 2)
         weight = self.conv1d.weight.squeeze(1)  # (channels, K)
-        out = padded[:, :length] * weight[:, 0]
-        for j in range(1, kernel):
-            out = torch.addcmul(out, padded[:, j : j + length], weight[:, j])
+        out = xbc * weight[:, -1]
+        for back in range(1, kernel):
+            earlier = padded[:, kernel - 1 - back : kernel - 1 - back + length]
+            if segments is not None:
+                earlier = earlier * same_document(segments, back).unsqueeze(-1)
+            out = torch.addcmul(out, earlier, weight[:, kernel - 1 - back])
         if self.conv1d.bias is not None:
             out = out + self.conv1d.bias
         return F.silu(out)
@@ -125,28 +141,42 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, kv, bias=False)
         self.o_proj = nn.Linear(q, config.hidden_size, bias=False)
 
-    def forward(self, u: Tensor, valid: Tensor | None, cache: HybridCache | None) -> Tensor:
-        """u (B, T, hidden). With a cache, token t of row b stands at position cache.lengths[b] + t."""
+    def forward(
+        self, u: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None = None
+    ) -> Tensor:
+        """u (B, T, hidden). With a cache, token t of row b stands at position cache.lengths[b] + t.
+
+        With segments (B, T), a token sees only its own document.
+        """
         q, k, v = (
             p(u).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
             for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if cache is None:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        if cache is not None:
+            out = self._attend_cached(q, k, v, cache)
+        elif segments is not None:
+            mask = (segments[:, None, :, None] == segments[:, None, None, :]).tril()  # (B, 1, T, T)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         else:
-            keys, values = cache.keys[self.index], cache.values[self.index]
-            batch, length = u.shape[:2]
-            position = cache.lengths[:, None] + torch.arange(length, device=u.device)  # (B, T)
-            row = torch.arange(batch, device=u.device)[:, None].expand_as(position)
-            keys[row, :, position] = k.transpose(1, 2)
-            values[row, :, position] = v.transpose(1, 2)
-            used = int(position.max()) + 1
-            mask = torch.arange(used, device=u.device) <= position[:, None, :, None]  # (B, 1, T, used)
-            out = F.scaled_dot_product_attention(
-                q, keys[:, :, :used], values[:, :, :used], attn_mask=mask, enable_gqa=True
-            )
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         result: Tensor = self.o_proj(out.transpose(1, 2).flatten(-2))
         return result
+
+    def _attend_cached(self, q: Tensor, k: Tensor, v: Tensor, cache: HybridCache) -> Tensor:
+        """q (B, heads, T, size), k and v (B, kv heads, T, size), which are stored in the cache before they are read."""
+        keys, values = cache.keys[self.index], cache.values[self.index]
+        batch, length = q.shape[0], q.shape[2]
+        position = cache.lengths[:, None] + torch.arange(length, device=q.device)  # (B, T)
+        row = torch.arange(batch, device=q.device)[:, None].expand_as(position)
+        keys[row, :, position] = k.transpose(1, 2).to(keys.dtype)
+        values[row, :, position] = v.transpose(1, 2).to(values.dtype)
+        used = int(position.max()) + 1
+        if used == length:  # nothing came before: what is not yet a token stands behind every token of its row
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        mask = torch.arange(used, device=q.device) <= position[:, None, :, None]  # (B, 1, T, used)
+        return F.scaled_dot_product_attention(
+            q, keys[:, :, :used].to(q.dtype), values[:, :, :used].to(q.dtype), attn_mask=mask, enable_gqa=True
+        )
 
 
 class MLP(nn.Module):
@@ -157,13 +187,16 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, u: Tensor, valid: Tensor | None, cache: HybridCache | None) -> Tensor:
+    def forward(
+        self, u: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None = None
+    ) -> Tensor:
         result: Tensor = self.down_proj(F.relu(self.up_proj(u)).square())
         return result
 
 
-MIXERS: dict[str, type[Mamba2Mixer] | type[Attention] | type[MLP]] = {
+MIXERS: dict[str, type[Mamba2Mixer] | type[Attention] | type[MLP] | type[MoE]] = {
     "M": Mamba2Mixer,
     "*": Attention,
     "-": MLP,
+    "E": MoE,
 }

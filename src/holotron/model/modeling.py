@@ -46,8 +46,10 @@ class HolotronForConditionalGeneration(PreTrainedModel):  # type: ignore[no-unty
     """
 
     config_class = HolotronConfig
+    config: HolotronConfig
     base_model_prefix = ""
-    supports_gradient_checkpointing = False
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False  # the loss is a mean over the batch at hand
     _supports_sdpa = True
     _no_split_modules = ["Layer"]
     _keep_in_fp32_modules_strict = ["A_log", "D", "dt_bias"]
@@ -125,24 +127,50 @@ class HolotronForConditionalGeneration(PreTrainedModel):  # type: ignore[no-unty
         lengths: Tensor | None = None,
         cache: HybridCache | None = None,
         labels: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutput:
         """Logits (B, T, vocab) of ids (B, T); `lengths` (B,) where rows are right-padded.
 
-        `labels` (B, T), -100 where there is nothing to learn, are shifted here and give `loss`.
+        `segment_ids` (B, T) where a row packs several documents (see LanguageModel.forward). `labels` (B, T), -100
+        where there is nothing to learn, are shifted here and give `loss`; no document's first token is predicted
+        from the document before. Other arguments, which wrappers may pass as None, raise TypeError.
         """
+        refuse_arguments(kwargs)
         image_tokens = None
         if pixel_values is not None:
             image_tokens = self.encode_images(pixel_values).tokens.flatten(0, 1)
-        hidden = self.language_model(self.embed(input_ids, image_tokens), lengths, cache)
+        hidden = self.language_model(self.embed(input_ids, image_tokens), lengths, cache, segment_ids)
         logits = self.language_model.lm_head(hidden)
         loss = None
         if labels is not None:
+            targets = labels[:, 1:]
+            if segment_ids is not None:
+                inside = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] >= 0)
+                targets = targets.masked_fill(~inside, -100)
             loss = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
+                logits[:, :-1].flatten(0, 1).float(), targets.flatten(), ignore_index=-100
             )
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=(hidden,))
 
 
 def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
+
+
+# What transformers' and peft's wrappers pass of their own accord, where the value asks for nothing.
+IDLE_ARGUMENTS = {"use_cache": False, "return_dict": True, "output_attentions": False, "output_hidden_states": False}
+
+
+def refuse_arguments(arguments: dict[str, Any]) -> None:
+    """Raises TypeError for arguments that the model's forward would otherwise ignore."""
+    for name, value in arguments.items():
+        if value is None or (name in IDLE_ARGUMENTS and value is IDLE_ARGUMENTS[name]):
+            continue
+        if name == "position_ids":
+            restart = bool((value[..., 1:] <= value[..., :-1]).any())
+            found = "position_ids restart inside a row, as in packed documents" if restart else "position_ids given"
+            raise TypeError(f"{found}: this model has no position encoding; name the documents with segment_ids (B, T)")
+        if name == "attention_mask":
+            raise TypeError("attention_mask given: for right padding pass lengths (B,), for packing segment_ids (B, T)")
+        raise TypeError(f"forward() has no argument {name!r}")
