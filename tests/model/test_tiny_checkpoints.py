@@ -18,6 +18,7 @@ from transformers.models.nemotron_h_omni import NemotronH_Omni_Reasoning_V3, Nem
 
 from holotron.model.checkpoint import load
 from holotron.model.config import ConfigError
+from holotron.model.processing import processor_of
 from holotron.model.tiny_checkpoints import FAMILIES, make_tiny
 
 TEXT = ["nemotron-h", "nemotron-h-moe", "nemotron-h-latent"]
@@ -127,6 +128,29 @@ def test_image_logits_equal_transformers(family: str, seed: int, tmp_path: Path)
     assert expected.std() > 0.5
     assert (ours(ids, pixel_values=pixels).logits - expected).abs().max() < 1e-4
     assert (ours(ids, pixel_values=pixels.flip(0)).logits - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(("family", "tokens"), [("vl-v2", 12), ("omni", 15), ("omni-dense", 15)])
+@torch.no_grad()
+def test_pictures_become_tokens(family: str, tokens: int, tmp_path: Path) -> None:
+    """160 x 80 pixels: two tiles and a thumbnail of 2 x 2 tokens each, or 10 x 6 patches, even on each side."""
+    model = load(make_tiny(family, tmp_path / "c"))
+    processor = processor_of(model.config)
+    assert processor is not None
+    picture = torch.randint(0, 256, (80, 160, 3), dtype=torch.uint8).numpy()
+    image = processor(picture)
+    assert image.num_tokens == processor.num_tokens(160, 80)
+    assert model.encode_images(image.pixel_values).tokens.flatten(0, 1).shape[0] == image.num_tokens == tokens
+
+
+def test_a_named_tower(tmp_path: Path) -> None:
+    """Readers must know vit_small by its name, as they know the released vit_huge; no size is written out."""
+    folder = make_tiny("vl-v2", tmp_path / "c", tower="vit_small", dtype="bfloat16")
+    vision = config_of(folder)["vision_config"]
+    assert "hidden_size" not in vision and vision["args"]["model"] == "vit_small_patch16_224"
+    tower: Any = load(folder, dtype=torch.bfloat16).vision_model
+    blocks = tower.radio_model.model.blocks
+    assert len(blocks) == 12 and blocks[0].attn.qkv.weight.shape == (3 * 384, 384)
 
 
 @torch.no_grad()

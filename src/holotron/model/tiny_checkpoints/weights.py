@@ -16,7 +16,7 @@ from transformers import RadioConfig as ReferenceRadioConfig
 from transformers.models.nemotron_h_omni import NemotronH_Omni_Reasoning_V3, NemotronH_Omni_Reasoning_V3_Config
 from transformers.utils import logging
 
-from holotron.model.tiny_checkpoints.configs import CLIP_MEAN, CLIP_STD, Values
+from holotron.model.tiny_checkpoints.configs import CLIP_MEAN, CLIP_STD, TOWERS, Values
 
 Weights = dict[str, Tensor]
 
@@ -69,6 +69,7 @@ def _build(values: Values) -> Any:
     vision = values["vision_config"]
     args = vision.pop("args", None)
     if args is not None:
+        vision |= next(tower.sizes() for tower in TOWERS.values() if tower.name == args["model"])
         names = len(args["teachers"])
         vision["num_cls_tokens"] = names
         vision["num_registers"] = args["register_multiple"] - names
