@@ -29,7 +29,7 @@ def route(
 ) -> Route:
     """x (hidden), gate (E, hidden), bias (E)."""
     scores = [1 / (1 + torch.exp(-(row.double() * x.double()).sum())) for row in gate]
-    wanted = [float(score) + float(b) for score, b in zip(scores, bias, strict=True)]
+    wanted = [float(score.detach()) + float(b.detach()) for score, b in zip(scores, bias, strict=True)]
     size = len(scores) // groups
     allowed, margin = list(range(len(scores))), float("inf")
     if groups > 1:

@@ -179,7 +179,7 @@ class Experts(nn.Module):
         rows = x.to(dtype)[order // k]
         rows = F.relu(grouped_linear(rows, self.up_proj.to(dtype), ends)).square()
         rows = grouped_linear(rows, self.down_proj.to(dtype), ends)
-        rows = rows[order.argsort()].view(tokens, k, -1)
+        rows = rows[order.argsort()].view(tokens, k, x.shape[-1])
         return (rows * weights.unsqueeze(-1)).sum(1).to(x.dtype)
 
     def slices(self, keep_vars: bool = False) -> dict[str, Tensor]:
@@ -295,7 +295,6 @@ def update_correction_bias(model: nn.Module, routing: dict[str, ExpertLoad], rat
     `routing` as recorded since the last step, summed over processes. Layers that saw no token are unchanged.
     """
     for name, load in routing.items():
-        layer = model.get_submodule(name)
-        assert isinstance(layer, MoE), f"{name} is no mixture-of-experts layer"
-        bias, counts = layer.gate.e_score_correction_bias, load.counts.double()
+        bias = model.get_buffer(f"{name}.gate.e_score_correction_bias".lstrip("."))
+        counts = load.counts.double()
         bias += rate * torch.sign(counts.mean() - counts).to(bias)
