@@ -17,12 +17,13 @@ from holotron.engine.checkpoint import build_image_processor, load_model, load_t
 from holotron.engine.errors import EngineError, ModelLoadError
 from holotron.engine.grammar import Grammars
 from holotron.engine.outputs import RequestOutput
-from holotron.engine.prompts import Message, Prompt, expand_images, read_messages, read_prompt
+from holotron.engine.prompts import Message, Prompt, read_messages, read_prompt
 from holotron.engine.runner import Runner
 from holotron.engine.sampling_params import SamplingParams
 from holotron.engine.sequence import Sequence
 from holotron.engine.vocabulary import Vocabulary
 from holotron.model.cache import HybridCache
+from holotron.model.image_tokens import expand_images
 from holotron.model.images import ProcessedImage
 from holotron.model.modeling import HolotronForConditionalGeneration
 from holotron.model.pictures import Picture
@@ -195,7 +196,7 @@ class LLM:
     def _sequence(self, ids: list[int], pictures: list[Picture], params: SamplingParams) -> Sequence:
         images = [self._process(picture, i) for i, picture in enumerate(pictures)]
         image_token: int | None = self.model.config.img_context_token_id
-        prompt = expand_images(ids, image_token, [image.num_tokens for image in images])
+        prompt = expand_images(ids, [image.num_tokens for image in images], image_token)
         room = self.max_model_len - len(prompt)
         if room < 1:
             raise ValueError(

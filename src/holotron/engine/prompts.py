@@ -68,20 +68,6 @@ def read_messages(
     return vocabulary.encode_chat(list(messages), template_kwargs or {}), pictures
 
 
-def expand_images(ids: list[int], image_token: int | None, counts: list[int]) -> list[int]:
-    """Repeat each image placeholder as often as its image has tokens; ids already repeated pass unchanged.
-
-    Raises ValueError where placeholders and images do not match.
-    """
-    placeholders = 0 if image_token is None else ids.count(image_token)
-    if placeholders == sum(counts) != len(counts):
-        return ids
-    if placeholders != len(counts):
-        raise ValueError(f"the prompt has {placeholders} image placeholders for {len(counts)} images")
-    left = iter(counts)
-    return [i for token in ids for i in ([token] * next(left) if token == image_token else [token])]
-
-
 def _read_part(part: Any, where: str) -> Picture | None:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):

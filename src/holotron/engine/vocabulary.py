@@ -1,8 +1,8 @@
-"""A checkpoint's tokenizer as the engine sees it: exact bytes of tokens, text that cannot fake markers."""
+"""A checkpoint's tokenizer as the engine sees it: exact bytes of tokens, and its chat."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from holotron.engine.errors import ModelLoadError
+from holotron.model.chat import Chat
 
 
 class Vocabulary:
@@ -32,7 +33,6 @@ class Vocabulary:
         self.grammar_tokenizer: LLTokenizer = from_tokenizer(tokenizer, n_vocab=size, eos_token=self.eos)
         added = tokenizer.added_tokens_decoder
         self.specials = frozenset(i for i, token in added.items() if token.special)
-        self._special_texts = sorted({str(added[i].content) for i in self.specials}, key=len, reverse=True)
         self.token_bytes = [
             b"" if i in self.specials or i >= len(tokenizer) else self._bytes_of(i) for i in range(size)
         ]
@@ -55,48 +55,10 @@ class Vocabulary:
     def encode_chat(self, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]) -> list[int]:
         """Token ids of messages under the checkpoint's chat template, open for the assistant's reply.
 
-        A special token spelled inside a message's text is encoded as plain text: what a page shows must not
-        become a role marker or an image. Raises ValueError for messages the template refuses.
+        See `holotron.model.chat.Chat`. Raises ValueError for messages the template refuses.
         """
-        if not self.tokenizer.chat_template:
-            raise ValueError("this checkpoint has no chat template; use generate with a prompt")
-        seam = _unused_character(messages)
-        try:
-            rendered = self.tokenizer.apply_chat_template(
-                _map_texts(messages, lambda text: self._defuse(text, seam)),
-                tokenize=False,
-                add_generation_prompt=True,
-                **template_kwargs,
-            )
-        except Exception as error:  # jinja raises many kinds, and templates their own
-            raise ValueError(f"the chat template refused the messages: {error}") from error
-        return [i for part in str(rendered).split(seam) for i in self.encode(part)]
+        return self._chat.prompt_ids(messages, template_kwargs=template_kwargs)
 
-    def _defuse(self, text: str, seam: str) -> str:
-        for special in self._special_texts:
-            if special in text:
-                text = text.replace(special, special[0] + seam + special[1:])
-        return text
-
-
-def _map_texts(messages: list[dict[str, Any]], change: Callable[[str], object]) -> list[dict[str, Any]]:
-    """Messages with every text changed and every image part reduced to its type."""
-    mapped = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            content = change(content)
-        elif content is not None:
-            content = [
-                {**part, "text": change(part["text"])} if part["type"] == "text" else {"type": "image"}
-                for part in content
-            ]
-        mapped.append({**message, "content": content})
-    return mapped
-
-
-def _unused_character(messages: list[dict[str, Any]]) -> str:
-    """A private-use character that no text holds, the same for the same messages."""
-    seen: set[str] = set()
-    _map_texts(messages, seen.update)
-    return next(chr(c) for c in range(0xE000, 0xF900) if chr(c) not in seen)
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(self.tokenizer)

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer whose vocabulary also holds whole pieces of the text a policy writes most.
+"""Tokenizers: how a checkpoint's is loaded, and one made here that holds whole pieces of what a policy writes most.
 
 A 50 k vocabulary at the pilot's width would be larger than the rest of the model. Here: 256 bytes, the family's
 special tokens, pieces given by the caller (JSON skeletons, chat markers), and one token for each `,"x":N` and
@@ -7,16 +7,67 @@ special tokens, pieces given by the caller (JSON skeletons, chat markers), and o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from holotron.model.config import ConfigError
 
 PAD, BOS, EOS = "<pad>", "<s>", "<SPECIAL_12>"
 SYSTEM, ROLE = "<SPECIAL_10>", "<SPECIAL_11>"
 IMAGE, IMAGE_START, IMAGE_END = "<image>", "<img>", "</img>"
 SPECIALS = (PAD, BOS, EOS, SYSTEM, ROLE, IMAGE, IMAGE_START, IMAGE_END)
 COORDINATES = 1001
+# The letters' part of the Tekken expression, and the digits' part of the one some conversions wrote in its place.
+_TEKKEN, _MISCONVERTED = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{N}{1,3}"
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a checkpoint folder, from its tokenizer.json alone; code that its files name is never run.
+
+    Its chat template is read too, from chat_template.jinja, tokenizer_config.json or chat_template.json, in this order.
+    Raises ConfigError.
+    """
+    values = read_json(folder / "tokenizer.json")
+    try:
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+            folder, local_files_only=True, fix_mistral_regex=_is_mistral_style(values)
+        )
+    except Exception as error:  # the tokenizers library raises bare Exception for what it cannot read
+        raise ConfigError(f"{folder}/tokenizer.json cannot be used: {error}") from error
+    processor_template = folder / "chat_template.json"
+    if not tokenizer.chat_template and processor_template.exists():
+        tokenizer.chat_template = read_json(processor_template).get("chat_template")
+    return tokenizer
+
+
+def _is_mistral_style(values: dict[str, Any]) -> bool:
+    """Whether the pre-tokenizer splits by the Tekken expression, or by the one it was misconverted to.
+
+    transformers 5 mends the second (`fix_mistral_regex`) in folders whose config.json names a Mistral model or none.
+    It replaces whatever pre-tokenizer it finds there, so tokenizers of another kind must not ask for it.
+    """
+    steps = values.get("pre_tokenizer") or {}
+    first = (steps.get("pretokenizers") or [{}])[0] if steps.get("type") == "Sequence" else steps
+    pattern = (first.get("pattern") or {}).get("Regex", "") if first.get("type") == "Split" else ""
+    return _TEKKEN in pattern or _MISCONVERTED in pattern
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """An object from one file of a checkpoint. Raises ConfigError."""
+    try:
+        values = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{file.parent} has no {file.name}; the checkpoint is incomplete") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} is unreadable: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} is unreadable: not a JSON object")
+    return values
 
 
 def build_tokenizer(pieces: Sequence[str], chat_template: str) -> PreTrainedTokenizerFast:
