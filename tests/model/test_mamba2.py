@@ -12,7 +12,7 @@ from holotron.model.cache import HybridCache
 from holotron.model.config import LanguageConfig
 from holotron.model.layers import GatedGroupNorm, Mamba2Mixer
 from holotron.model.ssd import ssd_chunked, ssd_step
-from tests.model.tiny import TINY, randomise
+from tests.model.tiny import TINY, build, randomise
 from tests.oracles.ssd_recurrence import mamba2_mixer
 
 
@@ -143,3 +143,61 @@ def test_gradients_of_chunks_equal_those_of_steps(seed: int) -> None:
             assert mine is not None and expected is not None and torch.isfinite(mine).all()
             scale = expected.abs().max()
             assert (mine - expected).abs().max() <= 1e-4 * scale
+
+
+@torch.no_grad()
+def test_autocast_leaves_the_recurrence_in_fp32(seed: int) -> None:
+    """Trap 7, mixed precision: only the projections run in 16 bit. What is left of the error is their rounding of
+    inputs and outputs (2^-9 each), which a recurrence in 16 bit exceeds many times over: 256 steps of slow decay."""
+    made, config = mixer()
+    made.dt_bias.uniform_(-7, -5)
+    u = torch.randn(2, 256, 64)
+    expected, found = HybridCache.empty(config, 2), HybridCache.empty(config, 2)
+    exact = made(u, None, expected)
+    later = torch.randn(2, 1, 64)
+    exact_later = made(later, None, expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = made(u, None, found)
+        assert found.ssm[0].dtype == torch.float32
+        mixed_later = made(later, None, found)
+    assert mixed.dtype == torch.bfloat16
+    assert found.ssm[0].dtype == torch.float32
+    for a, b in ((mixed, exact), (mixed_later, exact_later), (found.ssm[0], expected.ssm[0])):
+        assert (a - b).norm() < 0.01 * b.norm()
+
+
+@torch.no_grad()
+def test_autocast_decay_is_exact(seed: int) -> None:
+    """With an input projection that loses nothing in 16 bit, the state after 256 steps is that of fp32."""
+    made, config = mixer()
+    made.dt_bias.uniform_(-7, -5)
+    rows = len(made.in_proj.weight)
+    made.in_proj.weight.zero_()
+    made.in_proj.weight[torch.arange(rows), torch.randint(0, 64, (rows,))] = 1.0
+    u = torch.randn(2, 256, 64).bfloat16().float()
+    states = []
+    for enabled in (False, True):
+        cache = HybridCache.empty(config, 2)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            made(u, None, cache)
+            states.append(cache.ssm[0].clone())
+            made(u[:, :1], None, cache)
+        states.append(cache.ssm[0])
+    for exact, mixed in zip(states[:2], states[2:], strict=True):
+        assert mixed.dtype == torch.float32
+        assert (mixed - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+@torch.no_grad()
+def test_autocast_language_model(seed: int) -> None:
+    """All kinds of layer under autocast, prefill and decode, with an fp32 cache."""
+    model = build()
+    ids = torch.randint(0, TINY["vocab_size"], (2, 20))
+    exact = model(ids).logits
+    cache = HybridCache.empty(model.config.language, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = torch.cat([model(piece, cache=cache).logits for piece in ids.split([12, 1, 7], 1)], 1)
+        plain = model(ids).logits
+    assert {state.dtype for state in cache.ssm.values()} == {torch.float32}
+    for found in (mixed, plain):
+        assert (found - exact).norm() < 0.05 * exact.norm()

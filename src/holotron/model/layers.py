@@ -77,7 +77,18 @@ class Mamba2Mixer(nn.Module):
         cfg = self.config
         sizes = [cfg.mamba_width, cfg.conv_channels, cfg.mamba_num_heads]
         z, xbc, dt = torch.split(self.in_proj(u), sizes, dim=-1)
-        xbc = self._convolve(xbc, valid, cache, segments)
+        with torch.autocast(u.device.type, enabled=False):  # dt, decay and state are fp32 whatever is around them
+            xbc = self._convolve(xbc, valid, cache, segments)
+            y = self._recur(xbc, dt, valid, cache, segments)
+            gated = self.norm(y.flatten(-2).to(z.dtype), z)
+        out: Tensor = self.out_proj(gated)
+        return out
+
+    def _recur(
+        self, xbc: Tensor, dt: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None
+    ) -> Tensor:
+        """xbc (B, T, channels) after the convolution, dt (B, T, H) raw -> y (B, T, H, P) fp32; the state is kept."""
+        cfg = self.config
         dt = F.softplus(dt.float() + self.dt_bias.float())
         low, high = cfg.time_step_limit
         if low > 0 or math.isfinite(high):
@@ -89,7 +100,7 @@ class Mamba2Mixer(nn.Module):
         x = x.view(*x.shape[:-1], cfg.mamba_num_heads, cfg.mamba_head_dim)
         b, c = (t.view(*t.shape[:-1], cfg.n_groups, cfg.ssm_state_size) for t in (b, c))
         a, d = -torch.exp(self.A_log.float()), self.D.float()
-        if cache is not None and u.shape[1] == 1:
+        if cache is not None and xbc.shape[1] == 1:
             y, state = ssd_step(x[:, 0], dt[:, 0], a, b[:, 0], c[:, 0], d, cache.ssm[self.index])
             y = y.unsqueeze(1)
         else:
@@ -97,8 +108,7 @@ class Mamba2Mixer(nn.Module):
             y, state = ssd_chunked(x, dt, a, b, c, d, cfg.chunk_size, before, segments)
         if cache is not None:
             cache.ssm[self.index] = state
-        out: Tensor = self.out_proj(self.norm(y.flatten(-2).to(z.dtype), z))
-        return out
+        return y
 
     def _convolve(
         self, xbc: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None

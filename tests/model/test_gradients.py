@@ -1,0 +1,140 @@
+"""What training differentiates: the fp64 recurrence's gradients, and the same ones with layers recomputed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holotron.model.cache import HybridCache
+from holotron.model.config import LanguageConfig
+from holotron.model.layers import Mamba2Mixer
+from holotron.model.modeling import HolotronForConditionalGeneration
+from tests.model.tiny import TINY, build, randomise, tokens
+from tests.oracles.ssd_recurrence import mamba2_mixer
+
+# Largest error of a gradient, as a share of the largest reference gradient of the same tensor. Seen: 1e-6 (fp32
+# rounding of sums), with fast decay and small norm groups 4e-5 (a group of nearly nothing is scaled up to one).
+TOLERANCE = {"slow": 2e-5, "fast": 3e-4}
+
+
+def reference(mixer: Mamba2Mixer, config: LanguageConfig, u: Tensor, seed_gradient: Tensor) -> dict[str, Tensor]:
+    """Gradients of sum(out * seed_gradient) by autograd through the sequential recurrence in float64."""
+    weights = {name: p.detach().double().requires_grad_() for name, p in mixer.named_parameters()}
+    inputs = u.double().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for row, gradient in zip(inputs, seed_gradient, strict=True):
+        out, _ = mamba2_mixer(
+            weights,
+            row,
+            config.mamba_num_heads,
+            config.mamba_head_dim,
+            config.n_groups,
+            config.ssm_state_size,
+            config.layer_norm_epsilon,
+        )
+        total = total + (out * gradient.double()).sum()
+    total.backward()
+    found = {name: p.grad for name, p in weights.items()} | {"u": inputs.grad}
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"),
+    [({}, 37), ({"n_groups": 1}, 70), ({"n_groups": 8, "use_conv_bias": False}, 16), ({"conv_kernel": 2}, 5), ({}, 2)],
+)
+@pytest.mark.parametrize("decay", ["slow", "fast"])
+def test_mixer_gradients_equal_recurrence(seed: int, changes: dict[str, Any], length: int, decay: str) -> None:
+    """Every parameter and the input, with decay from hardly any to underflow within a chunk."""
+    config = LanguageConfig.from_dict({**TINY, **changes})
+    mixer = Mamba2Mixer(config, 0)
+    randomise(mixer)
+    if decay == "fast":
+        mixer.dt_bias.data.uniform_(0, 6)
+    u, seed_gradient = torch.randn(2, length, 64), torch.randn(2, length, 64)
+    expected = reference(mixer, config, u, seed_gradient)
+    u.requires_grad_()
+    (mixer(u, None, None) * seed_gradient).sum().backward()
+    found = {name: p.grad for name, p in mixer.named_parameters()} | {"u": u.grad}
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert found[name] is not None and gradient.abs().max() > 0, name
+        assert (found[name] - gradient).abs().max() <= TOLERANCE[decay] * gradient.abs().max(), name
+
+
+def test_packed_mixer_gradients_equal_recurrence(seed: int) -> None:
+    """Two documents in a row against the recurrence run on each alone."""
+    config = LanguageConfig.from_dict(TINY)
+    mixer = Mamba2Mixer(config, 0)
+    randomise(mixer)
+    mixer.dt_bias.data.uniform_(-4, 0)
+    u, seed_gradient = torch.randn(1, 41, 64), torch.randn(1, 41, 64)
+    pieces = [slice(0, 13), slice(13, 41)]
+    parts = [reference(mixer, config, u[:, piece], seed_gradient[:, piece]) for piece in pieces]
+    u.requires_grad_()
+    segments = torch.tensor([[0] * 13 + [1] * 28])
+    (mixer(u, None, None, segments) * seed_gradient).sum().backward()
+    for name, p in mixer.named_parameters():
+        gradient = parts[0][name] + parts[1][name]
+        assert p.grad is not None
+        assert (p.grad - gradient).abs().max() <= TOLERANCE["slow"] * gradient.abs().max(), name
+    gradient = torch.cat([part["u"] for part in parts], 1)
+    assert u.grad is not None
+    assert (u.grad - gradient).abs().max() <= TOLERANCE["slow"] * gradient.abs().max()
+
+
+def losses_and_gradients(
+    model: HolotronForConditionalGeneration, ids: Tensor, **arguments: Any
+) -> tuple[Tensor, dict[str, Tensor], int]:
+    """The loss, all gradients, and the bytes that autograd kept between forward and backward."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    model.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model(ids, labels=ids, **arguments).loss
+    total = sum(kept.values())
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, total
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_checkpointing_changes_memory_alone(seed: int, reentrant: bool, packed: bool) -> None:
+    """Through transformers' switch: same loss, same gradients, less kept; the recompute sees the borders as well."""
+    model = build(hybrid_override_pattern="M-M*-M-M-*-").train()
+    ids = tokens(2, 60)
+    arguments: dict[str, Tensor] = {}
+    if packed:
+        arguments["segment_ids"] = torch.tensor([[0] * 25 + [1] * 35, [3] * 7 + [5] * 41 + [-1] * 12])
+    plain_loss, plain, plain_bytes = losses_and_gradients(model, ids, **arguments)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    loss, found, kept = losses_and_gradients(model, ids, **arguments)
+    torch.testing.assert_close(loss, plain_loss, atol=0, rtol=1e-6)
+    assert found.keys() == plain.keys()
+    for name, gradient in plain.items():
+        assert (found[name] - gradient).abs().max() <= 1e-6 * gradient.abs().max(), name
+    assert kept < plain_bytes / 4
+    model.gradient_checkpointing_disable()
+    assert losses_and_gradients(model, ids, **arguments)[2] > kept * 4
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_checkpointing_refuses_a_cache(seed: int) -> None:
+    """A layer run twice would advance the cache twice. Without gradients nothing runs twice."""
+    model = build().train()
+    model.gradient_checkpointing_enable()
+    cache = HybridCache.empty(model.config.language, 1)
+    with pytest.raises(ValueError, match="gradient checkpointing .* cache"):
+        model(tokens(1, 4), cache=cache)
+    with torch.no_grad():
+        model(tokens(1, 4), cache=cache)
+    assert cache.lengths.tolist() == [4]
