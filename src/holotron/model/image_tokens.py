@@ -30,7 +30,7 @@ def expansion(
 ) -> list[tuple[int, int]]:
     """`expand_images` as pairs of a token and the place in `ids` that it comes from."""
     same = [(token, place) for place, token in enumerate(ids)]
-    places = [place for place, token in same if token == image]
+    places = [place for token, place in same if token == image]
     if sum(tokens_per_image) == len(places) != len(tokens_per_image):
         return same
     if len(places) != len(tokens_per_image):
