@@ -317,10 +317,13 @@ def test_chat_template_speaks_the_vocabulary(family: str, tmp_path: Path) -> Non
     ids = words.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     special = [words.convert_ids_to_tokens(i) for i in ids if i in words.added_tokens_decoder]
     v2 = family in ("nemotron-h", "vl-v2")
-    start, end = ("<SPECIAL_11>", None) if v2 else ("<|im_start|>", "<|im_end|>")
+    start, end = ("<SPECIAL_11>", []) if v2 else ("<|im_start|>", ["<|im_end|>"])
     image = {"holo2": ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]}.get(family, ["<image>"] * len(picture))
-    opening = ["<s>", "<SPECIAL_10>", start] if v2 else [start, end, start]
-    assert special == [*opening, *image, *([] if v2 else [end]), start, *([] if v2 else ["<think>"])]
+    opening = ["<s>", "<SPECIAL_10>"] if v2 else [start, *end]
+    thought = [] if v2 else ["<think>"]  # plain text in the vocabulary of v2
+    assert special == [*opening, start, *image, *end, start, *thought]
+    tail = words.decode(ids).rsplit("Assistant\n" if v2 else "assistant\n", 1)[1]
+    assert tail == ("<think></think>" if family == "vl-v2" else "<think>\n")
 
 
 def test_no_family_no_dtype_no_tower(tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ def _chat_template(words: Vocabulary) -> str:
     text = resources.files("holotron.model").joinpath("templates", words.template).read_text()
     if words is QWEN3:  # the same turns, but another spelling of a picture
         return text.replace("'<' ~ part.type ~ '>'", "'<|vision_start|><|' ~ part.type ~ '_pad|><|vision_end|>'")
+    if words is VL_V2:  # released: the text model thinks unless told not to, this one the other way round
+        return "{%- set default_thinking = false -%}\n" + text
     return text
 
 
