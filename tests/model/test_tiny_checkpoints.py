@@ -16,9 +16,11 @@ from transformers import AutoTokenizer, NemotronHForCausalLM, Qwen3VLForConditio
 from transformers import RadioConfig as ReferenceRadioConfig
 from transformers.models.nemotron_h_omni import NemotronH_Omni_Reasoning_V3, NemotronH_Omni_Reasoning_V3_Config
 
+from holotron.model.chat import load_tokenizer
 from holotron.model.checkpoint import load
 from holotron.model.config import ConfigError
 from holotron.model.processing import processor_of
+from holotron.model.special_ids import read_special_ids
 from holotron.model.tiny_checkpoints import FAMILIES, make_tiny
 
 TEXT = ["nemotron-h", "nemotron-h-moe", "nemotron-h-latent"]
@@ -304,6 +306,9 @@ def test_tokenizer(family: str, tmp_path: Path) -> None:
     }
     for token, number in ids.get(family, {}).items():
         assert words.encode(f"x{token}y", add_special_tokens=False)[1] == number, token
+    if family != "holo2":
+        special = read_special_ids(folder, load_tokenizer(folder))  # raises where files contradict each other
+        assert special.stop == set(stops) and (special.image is None) == (family in TEXT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
