@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from holotron import __version__
 
@@ -184,27 +185,50 @@ def report(
         typer.echo(write_picture(folder, picture))
 
 
-@app.command(name="inspect")
+class InspectCommand(TyperCommand):
+    """Lists the presets under its help. Reading them imports torch, so only when that help is asked for."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from holotron.model.presets import PRESETS
+
+        self.epilog = _list_names("Presets:", {name: preset.description for name, preset in PRESETS.items()})
+        super().format_help(ctx, formatter)
+
+
+class MakeTinyCommand(TyperCommand):
+    """Lists the families under its help, as InspectCommand does the presets."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from holotron.model.tiny_checkpoints import FAMILIES
+
+        self.epilog = _list_names("Families:", FAMILIES)
+        super().format_help(ctx, formatter)
+
+
+def _list_names(title: str, descriptions: Mapping[str, str]) -> str:
+    lines = (f"[bold]{name}[/bold]: {description}" for name, description in descriptions.items())
+    return "\n\n".join([title, *lines])
+
+
+@app.command(
+    name="inspect",
+    cls=InspectCommand,
+    help="Show a model's layers, parameters, memory per sequence, image tokens and what is unverified about it.\n\n"
+    "Weights are not loaded: of a folder's files only the headers are read, of a hub id only the small files are "
+    "downloaded. Exits with 1 if a folder's weights do not fit its config.\n\n"
+    "In JSON, `layers` is the pattern of the layers, one letter each: M Mamba-2, * attention, - MLP, E experts "
+    "(a decoder layer of an attention-only model is two, *-); `layer_counts` sums it up. `tokens_WIDTHxHEIGHT` are "
+    "image tokens without the two delimiters, null for a text model. `state_bytes_per_sequence` has the recurrent "
+    "state in fp32 and convolution columns in bf16.",
+)
 def inspect_model(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, hub id, or a preset (see below).")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, hub id, or a preset named below.")],
     baseline: Annotated[
-        str, typer.Option("--baseline", help="Model to compare memory with: as MODEL, or: none.")
+        str, typer.Option("--baseline", help="Compare memory with this one: as MODEL, or none.")
     ] = "holo2-8b",
     revision: Annotated[str | None, typer.Option("--revision", help="Commit, tag or branch of a hub id.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Show a model's layers, parameters, memory per sequence, image tokens and what is unverified about it.
-
-    Presets: holotron-12b, nemotron-nano-12b-v2, nemotron-nano-9b-v2, nemotron-nano-4b, nemotron-3-nano-30b-a3b,
-    nemotron-3-nano-omni, nemotron-3-super-120b-a12b, holo2-8b.
-
-    Weights are not loaded: of a folder's files only the headers are read, of a hub id only the small files.
-    Exits with 1 if a folder's weights do not fit its config.
-
-    In JSON, `layers` is the pattern of the layers, one letter each (M Mamba-2, * attention, - MLP, E experts), and
-    `layer_counts` sums it up; `tokens_WIDTHxHEIGHT` are without the two delimiters, null for a text model;
-    `state_bytes_per_sequence` has the recurrent state in fp32.
-    """
     from rich.console import Console
 
     from holotron import inspection, inspection_view
@@ -218,27 +242,20 @@ def inspect_model(
     raise typer.Exit(0 if found.fits else 1)
 
 
-@app.command(name="make-tiny")
+@app.command(
+    name="make-tiny",
+    cls=MakeTinyCommand,
+    help="Write a tiny checkpoint with random weights in the format of a released model, offline.\n\n"
+    "It has the keys, config dialect, tokenizer, chat template and processor files of the release, a few megabytes "
+    "of weights at most, and the same bytes for the same seed. `holotron inspect OUT` shows it.",
+)
 def make_tiny_checkpoint(
-    family: Annotated[
-        str,
-        typer.Argument(
-            metavar="FAMILY",
-            help="nemotron-h, nemotron-h-moe, nemotron-h-latent, vl-v2, omni, omni-dense or holo2.",
-        ),
-    ],
+    family: Annotated[str, typer.Argument(metavar="FAMILY", help="Kind of model, one of those below.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random weights.")] = 0,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="Of the stored weights: float32, bfloat16 or float16.")
-    ] = "float32",
+    dtype: Annotated[str, typer.Option("--dtype", help="Of the weights: float32, bfloat16, float16.")] = "float32",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")] = False,
 ) -> None:
-    """Write a tiny checkpoint with random weights in the format of a released model, offline.
-
-    It has the keys, config dialect, tokenizer, chat template and processor files of the release, a few hundred
-    kilobytes of weights, and the same bytes for the same seed. `holotron inspect OUT` shows it.
-    """
     from holotron.model.tiny_checkpoints import make_tiny
 
     typer.echo(make_tiny(family, out, seed=seed, overwrite=overwrite, dtype=dtype))

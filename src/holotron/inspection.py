@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from holotron.model.checkpoint import KeyReport, StoredTensor, compare_keys, fit_to_weights, stored_tensors
@@ -60,28 +61,32 @@ class Inspection:
 def inspect(name: str, revision: str | None = None) -> Inspection:
     """Everything about a preset, a checkpoint folder or a hub id (its small files are downloaded).
 
-    Raises ConfigError for a name that is none of these and for a config that describes no model.
+    Raises ConfigError for a name that is none of these, for a config that describes no model, and for weights that
+    are corrupt or incomplete. Weights that do not fit the config are a finding, not an error.
     """
+    is_folder = Path(name).expanduser().exists()
+    if revision is not None and (is_folder or name in PRESETS):
+        raise ConfigError(f"a revision only goes with a hub id; {name} is a {'folder' if is_folder else 'preset'}")
     if name in PRESETS:
         return _inspect_preset(name)
-    folder = _find_folder(name, revision)
-    values = read_json(folder, "config.json")
-    config = read_any_config(values)
-    released = values.get("model_type") != HolotronConfig.model_type
-    preprocessor = _optional_json(folder, "preprocessor_config.json")
-    if released and isinstance(config, HolotronConfig):
-        read_preprocessor(config, preprocessor)
-    is_folder = Path(name).expanduser().is_dir()
+    if not is_folder and "/" not in name:
+        raise ConfigError(
+            f"{name!r} is neither a checkpoint folder nor a hub id (organisation/name) nor a preset; presets: "
+            f"{', '.join(PRESETS)}"
+        )
+    folder = resolve(name, revision, weights=False)
+    config, expected, notes = _open(folder)
     found = Inspection(
         name=name,
         kind="folder" if is_folder else "hub",
         description="",
-        architecture=_architecture(values),
-        sizes=measure(config),  # again below, if the weights correct the config
-        screens=measure_screens(config, preprocessor),
-        source=str(folder) if is_folder else f"{name} @ {folder.name}",
+        architecture=_architecture(read_json(folder, "config.json")),
+        sizes=measure(config, expected),
+        screens=measure_screens(config, _optional_json(folder, "preprocessor_config.json")),
+        source=str(folder.resolve()) if is_folder else f"{name} @ {folder.name}",
+        unverified=notes,
     )
-    _compare_weights(found, folder, config, released)
+    _compare_weights(found, folder, expected, isinstance(config, HolotronConfig))
     _read_side_files(found, folder, config)
     return found
 
@@ -101,14 +106,27 @@ def _inspect_preset(name: str) -> Inspection:
     )
 
 
-def _find_folder(name: str, revision: str | None) -> Path:
-    path = Path(name).expanduser()
-    if not path.exists() and "/" not in name:
-        raise ConfigError(
-            f"{name!r} is neither a checkpoint folder nor a hub id (organisation/name) nor a preset; presets: "
-            f"{', '.join(PRESETS)}"
-        )
-    return resolve(name, revision, weights=False)
+def _open(folder: Path) -> tuple[PretrainedConfig, dict[str, Tensor], list[str]]:
+    """The config, corrected by preprocessor and weights as loading would, its tensors, and what was corrected."""
+    values = read_json(folder, "config.json")
+    released = values.get("model_type") != HolotronConfig.model_type
+    notes = []
+    try:
+        config = read_any_config(values)
+        if released and isinstance(config, HolotronConfig):
+            read_preprocessor(config, _optional_json(folder, "preprocessor_config.json"))
+            if _has_weights(folder):
+                changes = fit_to_weights(config, stored_tensors(folder))
+                notes = [f"{change}: the weights' value, not the config's" for change in changes]
+        return config, expected_tensors(config), notes
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{folder}/config.json describes no model: {error!r}") from error
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
 
 
 def _architecture(values: Mapping[str, Any]) -> str:
@@ -117,24 +135,20 @@ def _architecture(values: Mapping[str, Any]) -> str:
     return str(label)
 
 
-def _compare_weights(found: Inspection, folder: Path, config: PretrainedConfig, released: bool) -> None:
-    """Fills in `files`, `fit` and the sizes as the weights have them."""
+def _compare_weights(found: Inspection, folder: Path, expected: Mapping[str, Tensor], hybrid: bool) -> None:
+    """Fills in `files` and `fit`. A folder must have weights; of a hub id they are not downloaded."""
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
-    if not any(name.endswith(".safetensors") for name in files) and found.kind == "hub":
+    if found.kind == "hub" and not _has_weights(folder):
         found.files = Files(folder, files, {})
         found.unverified.append("the weights: they were not downloaded, so nothing was compared with the config")
         return
     stored = stored_tensors(folder)
-    if not isinstance(config, HolotronConfig):
+    if not hybrid:
         stored = {tensor.key: tensor for tensor in stored.values()}  # without the hybrid's renaming
-    elif released:
-        changes = fit_to_weights(config, stored)
-        found.unverified += [f"{change}: the weights' value, not the config's" for change in changes]
-    tensors = expected_tensors(config)
-    found.sizes = measure(config, tensors)
     found.files = Files(folder, files, _bytes_by_dtype(stored))
-    found.fit = compare_keys(tensors, stored)
-    found.unverified += [f"{why}: {count} tensors recognised and skipped" for why, count in found.fit.skipped.items()]
+    found.fit = compare_keys(expected, stored)
+    skipped = found.fit.skipped.items()
+    found.unverified += [f"{why}: {count} tensor(s) recognised and skipped" for why, count in skipped]
     found.unverified.append("the values of the weights: only the headers of the files were read")
 
 

@@ -95,8 +95,9 @@ def break_even_line(found: Inspection, baseline: Inspection) -> str:
     if found.sizes.kv_bytes_per_token:
         own = f" One state weighs as much as {found.sizes.state_bytes_fp32 // found.sizes.kv_bytes_per_token:,} "
         own += "tokens of its own KV cache."
+    unit = "tokens" if wide > 1 else "token"
     return (
-        f"Break-even: from {wide:,} tokens on ({narrow:,} with a 16-bit state{shots}) a sequence takes less memory "
+        f"Break-even: from {wide:,} {unit} on ({narrow:,} with a 16-bit state{shots}) a sequence takes less memory "
         f"than with {baseline.name}; below that the fixed state costs more than it saves.{own}"
     )
 
@@ -144,20 +145,23 @@ def _memory(sizes: Sizes) -> Table:
     widths: tuple[tuple[SsmBits, str], ...] = ((32, "fp32"), (16, "16-bit"))
     for bits, name in widths:
         count, block = sizes.state_bytes(bits), sizes.vllm_block_tokens(bits)
-        note = f"{count / _MIB:.1f} MiB" + (f"; vLLM block {block:,} tokens" if block else "")
+        note = (f"{count / _MIB:.1f} MiB" if count >= _MIB else f"{count / 1024:.1f} KiB") + (
+            f"; vLLM block {block:,} tokens" if block else ""
+        )
         table.add_row(f"state per sequence, {name}", f"{count:,} B", note)
     return table
 
 
 def _contexts(sizes: Sizes, baseline: Sizes) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for header in ("context", "fp32 state", "16-bit state", "baseline", "baseline / this"):
+    states = ("fp32 state", "16-bit state") if sizes.state_bytes_fp32 else ("this",)
+    for header in ("context", *states, "baseline", "baseline / this"):
         table.add_column(header, justify="right")
     for tokens in CONTEXTS:
-        wide, narrow = sizes.sequence_bytes(tokens), sizes.sequence_bytes(tokens, 16)
+        own = [sizes.sequence_bytes(tokens), sizes.sequence_bytes(tokens, 16)][: len(states)]
         other = baseline.sequence_bytes(tokens)
-        ratio = f"{other / wide:.1f}x" if wide else "-"
-        table.add_row(f"{tokens // 1024}k", *(f"{value / _MIB:,.0f} MiB" for value in (wide, narrow, other)), ratio)
+        ratio = f"{other / own[0]:.1f}x" if own[0] else "-"
+        table.add_row(f"{tokens // 1024}k", *(f"{count / _MIB:,.0f} MiB" for count in (*own, other)), ratio)
     return table
 
 

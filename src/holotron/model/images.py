@@ -27,6 +27,7 @@ __all__ = [
     "TileProcessor",
     "image_processor",
     "patch_grid",
+    "qwen_grid",
     "qwen_tokens",
     "tile_grid",
 ]
@@ -51,13 +52,23 @@ def image_processor(values: Mapping[str, Any]) -> ImageProcessor:
 def qwen_tokens(width: int, height: int, *, min_pixels: int = 65_536, max_pixels: int = 16_777_216) -> int:
     """Image tokens of the attention baseline (Qwen3-VL, Holo2) for a picture, to plan and compare with.
 
-    Its smart resize: both sides to the nearest multiple of 32 pixels (half to even), then, where the area is out
-    of bounds, both scaled by the same factor and rounded inward. One token covers 32 x 32 pixels. Raises
-    ValueError for an empty picture; pictures longer than 200 times their width, which Qwen refuses, are counted.
+    Raises ValueError for an empty picture.
+    """
+    columns, rows = qwen_grid(width, height, min_pixels=min_pixels, max_pixels=max_pixels)
+    return columns * rows
+
+
+def qwen_grid(
+    width: int, height: int, *, min_pixels: int = 65_536, max_pixels: int = 16_777_216, side: int = 32
+) -> tuple[int, int]:
+    """Columns and rows of the attention baseline's image tokens, each of `side` x `side` pixels.
+
+    Its smart resize: both sides to the nearest multiple of `side` (half to even), then, where the area is out
+    of bounds, both scaled by the same factor and rounded inward. Raises ValueError for an empty picture;
+    pictures longer than 200 times their width, which Qwen refuses, are counted.
     """
     if width < 1 or height < 1:
         raise ValueError(f"image is empty: {width} x {height} pixels")
-    side = 32
     columns, rows = max(round(width / side), 1), max(round(height / side), 1)
     area = columns * rows * side * side
     if area > max_pixels:
@@ -67,4 +78,4 @@ def qwen_tokens(width: int, height: int, *, min_pixels: int = 65_536, max_pixels
     elif area < min_pixels:
         grow = math.sqrt(min_pixels / (width * height))
         columns, rows = math.ceil(width * grow / side), math.ceil(height * grow / side)
-    return columns * rows
+    return columns, rows

@@ -192,7 +192,7 @@ _NEMOTRON = "NVIDIA Nemotron Open Model License"
 _NOT_IN_CONFIG = "time_step_* values and the stored dtype of A_log, D and dt_bias (sizes do not depend on them)"
 PRESETS: dict[str, Preset] = {
     "holotron-12b": Preset(
-        "Holotron-12B: computer use, fine-tuned from Nemotron Nano 12B v2 VL (512 px tiles, dense hybrid)",
+        "computer-use model fine-tuned from Nemotron Nano 12B v2 VL: dense hybrid, 512 px tiles",
         "Hcompany/Holotron-12B", _NVIDIA, _HOLOTRON_12B,
         (
             "vocab_size 132096 (131072 cannot hold the image token's id 131072)",
@@ -206,23 +206,23 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "nemotron-nano-12b-v2": Preset(
-        "Nemotron Nano 12B v2: the text model Holotron-12B's language model comes from",
+        "dense hybrid text model, from which Holotron-12B's language model descends",
         "nvidia/NVIDIA-Nemotron-Nano-12B-v2", _NVIDIA, _TEXT_12B, ("chunk_size", _NOT_IN_CONFIG),
     ),
     "nemotron-nano-9b-v2": Preset(
-        "Nemotron Nano 9B v2: dense hybrid text model",
+        "dense hybrid text model, pruned from 12B v2",
         "nvidia/NVIDIA-Nemotron-Nano-9B-v2", _NVIDIA, _TEXT_9B, (_NOT_IN_CONFIG,),
     ),
     "nemotron-nano-4b": Preset(
-        "Nemotron 3 Nano 4B: dense hybrid text model, pruned from 9B v2",
+        "dense hybrid text model of the third generation, pruned from 9B v2",
         "nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16", _NEMOTRON, _TEXT_4B, (_NOT_IN_CONFIG,),
     ),
     "nemotron-3-nano-30b-a3b": Preset(
-        "Nemotron 3 Nano 30B-A3B: mixture-of-experts hybrid text model",
+        "mixture-of-experts hybrid text model",
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", _NEMOTRON, _TEXT_30B, (_NOT_IN_CONFIG,),
     ),
     "nemotron-3-nano-omni": Preset(
-        "Nemotron 3 Nano Omni: 30B-A3B with C-RADIOv4-H at the screen's own resolution; the base of Holotron-3-Nano",
+        "30B-A3B with eyes for the screen's own resolution; the base of Holotron-3-Nano (audio not counted)",
         "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16", _NEMOTRON, _OMNI,
         (
             "projector_hidden_size 20480",
@@ -233,12 +233,12 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "nemotron-3-super-120b-a12b": Preset(
-        "Nemotron 3 Super 120B-A12B: latent mixture-of-experts hybrid text model",
+        "latent mixture-of-experts hybrid text model (multi-token prediction head not counted)",
         "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", _NEMOTRON, _TEXT_120B,
         ("the order of the layers (from several independent public ports, not from NVIDIA's file)", _NOT_IN_CONFIG),
     ),
     "holo2-8b": Preset(
-        "Holo2-8B: the attention baseline, fine-tuned from Qwen3-VL-8B-Thinking (not a hybrid; sizes only)",
+        "the attention baseline, fine-tuned from Qwen3-VL-8B-Thinking; sizes only, it cannot be loaded",
         "Hcompany/Holo2-8B", "see its model card", _HOLO2_8B, ("rope_theta (sizes do not depend on it)",),
     ),
 }  # fmt: skip
