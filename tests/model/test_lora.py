@@ -68,6 +68,12 @@ def test_patterns_reach_other_parts_only_when_asked(seed: int) -> None:
         "mlp1.1",
         "mlp1.3",
     }
+    everything = add_lora(
+        seeing(seed), targets=[r"language_model\.backbone\.layers\.[01]\..*"]
+    )  # skips what is no linear
+    assert {name.split(".", 3)[3] for name in adapted_modules(everything)} == {
+        f"{i}.mixer.{name}" for i, name in ((0, "in_proj"), (0, "out_proj"), (1, "up_proj"), (1, "down_proj"))
+    }
     assert lora_coverage(some) == {"mamba": (0, 3), "mlp": (0, 3), "attention": (1, 1)}
 
 

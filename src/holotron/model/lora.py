@@ -44,17 +44,20 @@ def add_lora(
     if not targets or rank < 1:
         raise ValueError(f"LoRA needs at least one target and a rank of 1 or more, not {list(targets)} and {rank}")
     candidates = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)]
-    patterns = [expand(target) for target in targets]
-    for target, pattern in zip(targets, patterns, strict=True):
-        if not any(re.fullmatch(pattern, name) for name in candidates):
+    chosen: set[str] = set()
+    for target in targets:
+        pattern = expand(target)
+        matched = {name for name in candidates if re.fullmatch(pattern, name)}
+        if not matched:
             raise ValueError(f"LoRA target {target!r} matches no linear layer; {what_could(candidates)}")
+        chosen |= matched
     if any(re.fullmatch(r".*\.experts", name) for name, _ in model.named_modules()):
         warnings.warn("routed experts are fused parameters and get no LoRA adapter", stacklevel=2)
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # type: ignore[arg-type]  # peft only divides by the rank
         lora_dropout=dropout,
-        target_modules="|".join(f"(?:{pattern})" for pattern in dict.fromkeys(patterns)),
+        target_modules=sorted(chosen),
     )
     adapted = get_peft_model(model, config)
     assert isinstance(adapted, PeftModel)
