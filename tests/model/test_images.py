@@ -1,208 +1,89 @@
-"""Tiling, native resolution, and the way back from an image token to the screen."""
+"""What all image processors have in common: the tokens of known screens, statistics, and reading a config."""
 
 from __future__ import annotations
 
-import io
-import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from holotron.model.config import ConfigError
 from holotron.model.images import (
+    DynamicConfig,
+    DynamicProcessor,
     NativeConfig,
     NativeProcessor,
     TileConfig,
     TileProcessor,
     image_processor,
+    qwen_tokens,
     tile_grid,
 )
-from holotron.model.pictures import MAX_PIXELS, rgb_pixels
+from tests.model.screens import MEAN, SCREENS, STD, dynamic, native, noise, tiles
+from tests.oracles.transformers_rules import from_transformers
 
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
 WHITE = (1.9303361, 2.0748837, 2.1458970)  # (1 - mean) / std, by hand
 BLACK = (-1.7922626, -1.7520971, -1.4802198)  # -mean / std
+TEAL = (-1.7922626, 0.1689067, 2.1458970)  # 0, 128, 255
+STATS: dict[str, Any] = {"norm_mean": list(MEAN), "norm_std": list(STD)}
 
 
-def tiles(**options: Any) -> TileProcessor:
-    return TileProcessor(TileConfig(MEAN, STD, **options))
-
-
-def native(**options: Any) -> NativeProcessor:
-    return NativeProcessor(NativeConfig(MEAN, STD, **options))
-
-
-def noise(width: int, height: int) -> np.ndarray:
-    return torch.randint(0, 256, (height, width, 3), dtype=torch.uint8).numpy()
-
-
-def png(picture: np.ndarray | Image.Image, **options: Any) -> bytes:
-    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    buffer = io.BytesIO()
-    image.save(buffer, format=options.pop("format", "PNG"), **options)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "grid"),
-    [
-        (1365, 768, (2, 1)),
-        (1366, 768, (4, 2)),
-        (724, 724, (1, 1)),
-        (725, 725, (2, 2)),
-        (1087, 1087, (3, 3)),
-        (481, 202, (5, 2)),
-        (1178, 1779, (2, 3)),
-        (1, 4000, (1, 12)),
-        (4000, 1, (12, 1)),
-    ],
-)
-def test_golden_grids(width: int, height: int, grid: tuple[int, int]) -> None:
-    """Traps 16 and 17: exact ties go to the larger grid only when the picture fills more than half of it."""
-    assert tile_grid(width, height, 12) == grid
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "grid", "tokens"),
-    [
-        (1024, 768, (4, 3), 3328),
-        (1280, 720, (2, 1), 768),
-        (1280, 800, (3, 2), 1792),
-        (1366, 768, (4, 2), 2304),
-        (1440, 900, (3, 2), 1792),
-        (1600, 900, (4, 2), 2304),
-        (1920, 1080, (4, 2), 2304),
-        (1920, 1200, (3, 2), 1792),
-        (2560, 1440, (4, 2), 2304),
-        (3840, 2160, (4, 2), 2304),
-        (390, 844, (1, 2), 768),
-        (1080, 2400, (2, 5), 2816),
-    ],
-)
-def test_tokens_per_screenshot(width: int, height: int, grid: tuple[int, int], tokens: int) -> None:
+@pytest.mark.parametrize(("width", "height", "grid", "tokens", "scale", "qwen", "omni"), SCREENS)
+def test_tokens_per_screenshot(
+    width: int,
+    height: int,
+    grid: tuple[int, int],
+    tokens: int,
+    scale: tuple[float, float],
+    qwen: int,
+    omni: int,
+) -> None:
+    """The whole table of screens; counts equal the pixels that are really sent (trap 17)."""
     assert tile_grid(width, height, 12) == grid
     assert tiles().num_tokens(width, height) == tokens
+    assert dynamic().num_tokens(width, height) == omni
+    assert qwen_tokens(width, height) == qwen
+    screenshot = np.zeros((height, width, 3), np.uint8)
+    image = tiles(resize="uint8")(screenshot)
+    assert (image.grid, image.num_tokens, len(image.pixel_values) * 256) == (grid, tokens, tokens)
+    assert image.scale == pytest.approx(scale, abs=0.00501)
+    whole = dynamic(resize="uint8")(screenshot)
+    high, wide = whole.pixel_values.shape[-2:]
+    assert whole.num_tokens == omni == high * wide // 32**2
+    assert whole.scale == (wide / width, high / height)
 
 
-@pytest.mark.parametrize(("width", "height"), [(1024, 768), (300, 300), (481, 202)])
-def test_count_equals_pixels_sent(seed: int, width: int, height: int) -> None:
-    """Trap 17: what the prompt is told equals the feature rows that the pixels will give."""
-    for processor in (tiles(size=128), tiles(size=64, patch_size=4), tiles(size=128, use_thumbnail=False)):
-        image = processor(noise(width, height))
-        count, channels, high, wide = image.pixel_values.shape
-        side = processor.config.size
-        assert (channels, high, wide) == (3, side, side)
-        assert image.num_tokens == count * (side // processor.config.patch_size // 2) ** 2
-        assert image.num_tokens == processor.num_tokens(width, height) == len(image.token_boxes())
-        assert image.pixel_values.dtype == torch.float32
+@given(st.integers(1, 20_000), st.integers(1, 20_000))
+@settings(max_examples=200, deadline=None)
+@example(17, 5)
+def test_qwen_tokens_equal_transformers(width: int, height: int) -> None:
+    smart_resize = from_transformers("qwen2_vl/image_processing_qwen2_vl.py", "smart_resize")
+    if max(width, height) > 200 * min(width, height):
+        assert qwen_tokens(width, height) >= 1
+        return
+    high, wide = smart_resize(height, width, factor=32, min_pixels=65_536, max_pixels=16_777_216)
+    assert qwen_tokens(width, height) * 32 * 32 == high * wide
 
 
-def test_max_num_tiles_is_obeyed() -> None:
-    """Trap 16."""
-    screenshot = np.zeros((1080, 1920, 3), np.uint8)
-    processor = tiles(size=128)
-    assert processor(screenshot).num_tokens == 9 * 16
-    single = processor(screenshot, max_num_tiles=1)
-    assert (single.num_tokens, single.grid, single.thumbnail) == (16, (1, 1), False)
-    assert processor.num_tokens(1920, 1080, max_num_tiles=1) == 16
-    assert tiles(size=128, max_num_tiles=1)(screenshot).num_tokens == 16
-    assert processor(screenshot).num_tokens == 9 * 16  # nothing sticks
-    with pytest.raises(TypeError, match="max_tiles"):
-        processor(screenshot, max_tiles=1)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="max_num_tiles"):
-        processor(screenshot, max_num_tiles=0)
-
-
-@pytest.mark.parametrize(("colour", "expected"), [((255, 255, 255), WHITE), ((0, 0, 0), BLACK)])
+@pytest.mark.parametrize(("colour", "expected"), [((255, 255, 255), WHITE), ((0, 0, 0), BLACK), ((0, 128, 255), TEAL)])
 def test_constant_colour(colour: tuple[int, int, int], expected: tuple[float, ...]) -> None:
-    """Trap 12: golden values after normalisation, whatever the resize."""
+    """Trap 12: golden values after normalisation, whatever the processor and the resize."""
     picture = np.full((90, 140, 3), colour, np.uint8)
-    for processor in (tiles(), tiles(resize="uint8"), native(multiple=2)):
+    small = {"patch_size": 2, "min_num_patches": 64}
+    for processor in (
+        tiles(size=64, patch_size=4),
+        tiles(size=64, patch_size=4, resize="uint8"),
+        dynamic(**small),
+        dynamic(resize="uint8", **small),
+        native(multiple=2),
+    ):
         values = processor(picture).pixel_values
         want = torch.tensor(expected).view(1, 3, 1, 1).expand_as(values)
         torch.testing.assert_close(values, want, atol=1e-5, rtol=0)
-
-
-def test_tiles_are_cut_row_major_and_the_thumbnail_is_last(seed: int) -> None:
-    """A picture that already has the canvas size is not resampled, so every tile is known exactly."""
-    picture = noise(3 * 64, 2 * 64)
-    image = tiles(size=64, patch_size=4)(picture)
-    assert (image.grid, image.thumbnail, len(image.pixel_values)) == ((3, 2), True, 7)
-    for row in range(2):
-        for column in range(3):
-            tile = picture[row * 64 : (row + 1) * 64, column * 64 : (column + 1) * 64]
-            want = (tile / 255 - np.array(MEAN)) / np.array(STD)
-            got = image.pixel_values[row * 3 + column].permute(1, 2, 0).double().numpy()
-            np.testing.assert_allclose(got, want, atol=1e-5)
-    alone = tiles(size=64, patch_size=4)(picture, max_num_tiles=1)
-    assert torch.equal(image.pixel_values[6], alone.pixel_values[0])
-
-
-def test_resize_modes_differ_only_by_overshoot() -> None:
-    """Trap 15: at a black/white edge `float` leaves 0..1, `uint8` does not; clamped they agree to 1/255."""
-    picture = np.zeros((100, 100, 3), np.uint8)
-    picture[:, 50:] = 255
-
-    def unit(processor: TileProcessor) -> torch.Tensor:
-        values = processor(picture).pixel_values
-        return values * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
-
-    loose, clamped = unit(tiles()), unit(tiles(resize="uint8"))
-    assert loose.max() > 1.02 and loose.min() < -0.02
-    assert clamped.max() <= 1 + 1e-6 and clamped.min() >= -1e-6
-    # Integers round once per pass, so half a step twice.
-    assert (loose.clamp(0, 1) - clamped).abs().max() <= 1 / 255 + 1e-6
-
-
-def test_resize_agrees_with_pillow(seed: int) -> None:
-    """Antialiasing when shrinking: an independent bicubic gives the same pixels within a rounding step."""
-    picture = noise(300, 200)
-    values = tiles(size=64, patch_size=4, max_num_tiles=1, resize="uint8")(picture).pixel_values[0]
-    ours = (values * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)) * 255
-    theirs = np.asarray(Image.fromarray(picture).resize((64, 64), Image.Resampling.BICUBIC), np.float32)
-    assert np.abs(ours.permute(1, 2, 0).numpy() - theirs).max() <= 1.01
-
-
-def test_tile_token_boxes_follow_a_marked_pixel() -> None:
-    """The token whose box holds a bright dot is the one the dot arrives in, in tiles and in the thumbnail."""
-    processor = tiles(size=64, patch_size=4)
-    side = processor.config.tokens_per_side
-    for x, y in [(5, 5), (150, 20), (299, 101), (203, 199), (0, 199)]:
-        picture = np.zeros((200, 300, 3), np.uint8)
-        picture[y, x] = 255
-        image = processor(picture)
-        assert image.grid == (3, 2)
-        bright = image.pixel_values.sum(1).unflatten(1, (side, -1)).unflatten(3, (side, -1))
-        energy = (bright - bright.min()).sum((2, 4)).flatten()
-        for part in (slice(0, 6 * side**2), slice(6 * side**2, None)):
-            index = int(energy[part].argmax()) + (part.start or 0)
-            x0, y0, x1, y1 = image.token_box(index)
-            # Resampling may put most of a pixel across a border that cuts through it.
-            assert x0 - 1 <= x <= x1 and y0 - 1 <= y <= y1
-
-
-def test_token_boxes_cover_the_screen_once(seed: int) -> None:
-    image = tiles()(noise(1000, 640))
-    boxes = image.token_boxes()
-    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    columns, rows = image.grid
-    cut = columns * rows * 256
-    for part in (area[:cut], area[cut:]):
-        assert part.min() > 0
-        assert part.sum().item() == pytest.approx(1000 * 640)
-    assert image.token_box(0)[:2] == (0, 0)
-    assert image.token_box(cut - 1)[2:] == pytest.approx((1000, 640))
-    assert image.token_box(image.num_tokens - 1)[2:] == pytest.approx((1000, 640))
-    # second token of the second tile of the first row
-    width, height = 1000 / columns, 640 / rows
-    assert image.token_box(257) == pytest.approx((width + width / 16, 0, width + width / 8, height / 16))
-    with pytest.raises(IndexError, match=str(image.num_tokens)):
-        image.token_box(image.num_tokens)
-    with pytest.raises(IndexError):
-        image.token_box(-1)
 
 
 @pytest.mark.parametrize(("width", "height"), [(160, 210), (161, 209), (1, 1), (15, 33)])
@@ -226,94 +107,94 @@ def test_native_keeps_every_pixel(seed: int, width: int, height: int) -> None:
             assert boxes[row * columns + column] == box
 
 
-def test_every_source_gives_the_same_pixels(seed: int) -> None:
-    picture = noise(37, 21)
-    want = torch.from_numpy(picture)
-    image = Image.fromarray(picture)
-    palette = Image.fromarray(picture // 200 * 200).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
-    assert torch.equal(rgb_pixels(picture), want)
-    assert torch.equal(rgb_pixels(image), want)
-    assert torch.equal(rgb_pixels(png(picture)), want)
-    assert torch.equal(rgb_pixels(png(picture, format="WEBP", lossless=True)), want)
-    assert torch.equal(rgb_pixels(png(palette)), torch.from_numpy(np.array(palette.convert("RGB"))))
-    assert torch.equal(rgb_pixels(picture[..., 0]), want[..., :1].expand(-1, -1, 3))
-    deep = Image.fromarray(picture[..., 0].astype(np.uint16) * 257)
-    assert torch.equal(rgb_pixels(deep), want[..., :1].expand(-1, -1, 3))
+RELEASED_TILES = {
+    **STATS,
+    "auto_map": {"AutoImageProcessor": "image_processing.Remote"},
+    "image_processor_type": "Remote",
+    "processor_class": "Remote",
+    "image_size": 512,
+    "max_num_tiles": 6,
+    "use_thumbnail": False,
+    "patch_size": 16,
+    "downsample_ratio": 0.5,
+    "torch_dtype": "bfloat16",
+    "do_rescale": True,
+    "rescale_factor": 0.00392156862745098,
+    "do_resize": True,
+    "resample": 3,
+    "do_convert_rgb": True,
+    "crop_size": None,
+}
+RELEASED_OMNI = {
+    "auto_map": {"AutoVideoProcessor": "video_processing.Remote"},
+    "image_processor_type": "Remote",
+    "patch_size": 16,
+    "downsample_ratio": 0.5,
+    **STATS,
+    "min_num_patches": 512,
+    "max_num_patches": 13312,
+    "max_model_len": 16384,
+    "_downsample_factor": 2,
+}
 
 
-def test_transparency_is_seen_on_white() -> None:
-    picture = np.zeros((2, 3, 4), np.uint8)
-    picture[..., 0] = 200
-    picture[0, :, 3] = [0, 255, 51]
-    picture[1, :, 3] = 255
-    for source in (picture, png(picture)):
-        pixels = rgb_pixels(source)
-        assert pixels[0].tolist() == [[255, 255, 255], [200, 0, 0], [244, 204, 204]]
-        assert pixels[1, 0].tolist() == [200, 0, 0]
-    keyed = Image.new("P", (2, 1))
-    keyed.putpalette([255, 0, 0, 0, 0, 255])
-    keyed.putpixel((1, 0), 1)
-    assert rgb_pixels(png(keyed, transparency=0)).tolist() == [[[255, 255, 255], [0, 0, 255]]]
-
-
-@pytest.mark.parametrize("encoding", ["PNG", "JPEG"])
-def test_exif_orientation(encoding: str) -> None:
-    """Orientation 6: stored on its side, to be turned clockwise. The red half starts left, ends on top."""
-    picture = np.zeros((32, 64, 3), np.uint8)
-    picture[:, :32, 0] = 255
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    pixels = rgb_pixels(png(picture, format=encoding, exif=exif))
-    assert pixels.shape == (64, 32, 3)
-    assert pixels[:30, :, 0].min() > 200 and pixels[34:, :, 0].max() < 50
-    assert native()(png(picture, format=encoding, exif=exif)).num_tokens == 4 * 2
-
-
-def broken_sources() -> list[Any]:
-    whole = png(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 0xFF
-    header = b"IHDR" + (40000).to_bytes(4, "big") * 2 + whole[24:29]
-    bomb = whole[:12] + header + zlib.crc32(header).to_bytes(4, "big") + whole[33:]
-    return [
-        pytest.param(whole[: len(whole) // 2], "truncated|corrupt", id="truncated"),
-        pytest.param(whole[:20], "not a PNG|corrupt", id="header only"),
-        pytest.param(bytes(flipped), "truncated|corrupt", id="flipped byte"),
-        pytest.param(b"", "0 bytes are not a PNG", id="empty"),
-        pytest.param(b"<html>no screenshot</html>", "not a PNG", id="html"),
-        pytest.param(bomb, "too large", id="bomb"),
-        pytest.param(Image.new("L", (MAX_PIXELS // 1024 + 1, 1024)), "too large", id="too many pixels"),
-        pytest.param(np.zeros((0, 5, 3), np.uint8), "empty", id="no rows"),
-        pytest.param(np.zeros((4, 4, 3), np.float32), "float32", id="float array"),
-        pytest.param(np.zeros((4, 4, 2), np.uint8), "shape|uint8", id="two channels"),
-        pytest.param(Image.new("F", (4, 4)), "mode F", id="float image"),
-        pytest.param("screenshot.png", "not str", id="path"),
-    ]
-
-
-@pytest.mark.parametrize(("source", "message"), broken_sources())
-def test_unusable_pictures_say_why(source: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tiles()(source)
-
-
-def test_config_dicts() -> None:
-    """Trap 12: statistics are never guessed; an unknown key is not silently dropped."""
-    stats = {"norm_mean": list(MEAN), "norm_std": list(STD)}
-    made = image_processor({**stats, "image_size": 448, "max_num_tiles": 6, "auto_map": {}, "patch_size": 14})
+def test_released_configs() -> None:
+    made = image_processor(RELEASED_TILES)
     assert isinstance(made, TileProcessor)
-    assert made.config == TileConfig(MEAN, STD, size=448, max_num_tiles=6, patch_size=14)
-    small = image_processor({**stats, "kind": "native", "multiple": 8})
-    assert isinstance(small, NativeProcessor) and small.config == NativeConfig(MEAN, STD, 8)
-    for values, message in [
+    assert made.config == TileConfig(MEAN, STD, max_num_tiles=6, use_thumbnail=False)
+    omni = image_processor(RELEASED_OMNI)
+    assert isinstance(omni, DynamicProcessor)
+    assert omni.config == DynamicConfig(MEAN, STD, min_num_patches=512)
+    named = {"image_mean": MEAN, "image_std": STD, "kind": "dynamic", "do_normalize": True, "resize": "uint8"}
+    again = image_processor(named)
+    assert isinstance(again, DynamicProcessor) and again.config == DynamicConfig(MEAN, STD, resize="uint8")
+    small = image_processor({**STATS, "kind": "native", "multiple": 8, "pad_value": -1})
+    assert isinstance(small, NativeProcessor) and small.config == NativeConfig(MEAN, STD, 8, -1)
+    assert TileConfig.from_dict({**STATS, "size": {"height": 448, "width": 448}, "patch_size": 14}).size == 448
+    both = {**STATS, "image_mean": MEAN, "image_size": 256, "force_image_size": 256}
+    assert TileConfig.from_dict(both).size == 256
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
         ({"norm_mean": MEAN}, "norm_std"),
         ({}, "norm_mean, norm_std"),
-        ({**stats, "max_tiles": 3}, "max_tiles"),
-        ({**stats, "resize": "lanczos"}, "lanczos"),
-        ({**stats, "kind": "other"}, "other"),
-        ({**stats, "size": 500}, "500"),
-        ({**stats, "norm_std": (0.0, 1.0, 1.0)}, "positive"),
-        ({**stats, "kind": "native", "multiple": 0}, "multiple"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            image_processor(values)
+        ({"image_std": STD, "norm_mean": None}, "norm_mean"),
+        ({**STATS, "max_tiles": 3}, "max_tiles = 3"),
+        ({**STATS, "resize": "lanczos"}, "lanczos"),
+        ({**STATS, "kind": "other"}, "other"),
+        ({**STATS, "size": 500}, "500"),
+        ({**STATS, "size": {"height": 512, "width": 256}}, "size must be square"),
+        ({**STATS, "size": {"shortest_edge": 512}}, "size must be of type int"),
+        ({**STATS, "norm_std": (0.0, 1.0, 1.0)}, "positive"),
+        ({**STATS, "norm_std": (1.0, 1.0)}, "three numbers"),
+        ({**STATS, "norm_std": "0.5"}, "norm_std must be a list of numbers"),
+        ({**STATS, "norm_std": ["0.5"] * 3}, "norm_std must be a list of numbers"),
+        ({**STATS, "image_mean": (0.5, 0.5, 0.5)}, "norm_mean is .* but image_mean is"),
+        ({**STATS, "image_size": 512, "force_image_size": 448}, "image_size is 512, but force_image_size is 448"),
+        ({**STATS, "max_num_tiles": "12"}, "max_num_tiles must be of type int"),
+        ({**STATS, "max_num_tiles": True}, "max_num_tiles must be of type int"),
+        ({**STATS, "use_thumbnail": 1}, "use_thumbnail must be of type bool"),
+        ({**STATS, "kind": "native", "multiple": 0}, "multiple"),
+        ({**STATS, "kind": "native", "resample": 3}, "resample = 3"),
+        ({**STATS, "kind": "native", "max_num_tiles": 3}, "max_num_tiles"),
+        ({**STATS, "do_normalize": False}, "do_normalize = False"),
+        ({**STATS, "do_rescale": False}, "do_rescale"),
+        ({**STATS, "do_resize": False}, "do_resize"),
+        ({**STATS, "do_convert_rgb": False}, "do_convert_rgb"),
+        ({**STATS, "do_center_crop": True}, "do_center_crop"),
+        ({**STATS, "rescale_factor": 1 / 127.5}, "rescale_factor"),
+        ({**STATS, "resample": 2}, "resample = 2"),
+        ({**STATS, "max_num_patches": 4096}, "max_num_patches = 4096"),
+        ({**RELEASED_OMNI, "max_num_tiles": 12}, "max_num_tiles = 12"),
+        ({**RELEASED_OMNI, "image_size": 512}, "image_size = 512"),
+        ({**RELEASED_OMNI, "max_model_len": 3000}, "max_model_len = 3000"),
+        ({**RELEASED_OMNI, "_downsample_factor": 4}, "_downsample_factor"),
+        ({**RELEASED_OMNI, "max_num_patches": 0}, "max_num_patches 0"),
+    ],
+)
+def test_unclear_configs_are_errors(values: Mapping[str, Any], message: str) -> None:
+    """Trap 12: statistics are never guessed; nothing that may change a pixel is silently dropped."""
+    with pytest.raises(ConfigError, match=message):
+        image_processor(values)

@@ -26,7 +26,10 @@ def rgb_pixels(picture: Picture) -> Tensor:
     MAX_PIXELS pixels.
     """
     if isinstance(picture, np.ndarray):
-        image = _from_array(picture)
+        _check_array(picture)
+        if picture.ndim == 3 and picture.shape[2] == 3:
+            return torch.from_numpy(picture.copy(order="C"))
+        image = Image.fromarray(picture)
     elif isinstance(picture, bytes | bytearray | memoryview):
         image = _from_bytes(bytes(picture))
     elif isinstance(picture, Image.Image):
@@ -61,11 +64,10 @@ def _from_bytes(data: bytes) -> Image.Image:
         raise ValueError(f"image header is corrupt: {error}") from error
 
 
-def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
+def _check_array(array: np.ndarray[Any, Any]) -> None:
     if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
         raise ValueError(f"image array is {array.dtype} {array.shape}; expected uint8 (H, W), (H, W, 3) or (H, W, 4)")
     _check_size(array.shape[1], array.shape[0])
-    return Image.fromarray(array)
 
 
 def _on_white(image: Image.Image) -> Image.Image:

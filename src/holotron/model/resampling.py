@@ -10,16 +10,22 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 Resize = Literal["float", "uint8"]
 RESIZES: tuple[Resize, ...] = get_args(Resize)
 
+Plane = NDArray[np.float32]
+
 # Outputs per matrix product. A product of b outputs reads about (b + 4) * shrink inputs and uses 4 * shrink of
 # each row: larger blocks multiply more zeros, smaller ones cost more calls.
 _BLOCK = 16
+# Multiply-adds up to which OpenBLAS stays on the calling thread; waking others costs more than these products.
+_ONE_THREAD = 2**18
 
 
 class _Band(NamedTuple):
@@ -29,7 +35,12 @@ class _Band(NamedTuple):
     end: int
     start: int
     stop: int
-    weight: Tensor
+    weight: Plane
+
+    @property
+    def stride(self) -> int:
+        """How many rows or columns of pixels one product takes."""
+        return max(_ONE_THREAD // self.weight.size, 1)
 
 
 def fill_tiles(
@@ -51,7 +62,7 @@ def fill_tiles(
         plane.copy_(pixels[..., channel])
         _normalise(plane, mean[channel], std[channel])
         for target in targets:
-            _fill_plane(plane, target[:, :, channel])
+            _fill_plane(plane.numpy(), target[:, :, channel].numpy())
 
 
 def write_normalised(pixels: Tensor, out: Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -78,23 +89,30 @@ def _fill_rounded(pixels: Tensor, target: Tensor, mean: Sequence[float], std: Se
             write_normalised(tile, target[row, column], mean, std)
 
 
-def _fill_plane(plane: Tensor, target: Tensor) -> None:
-    """float32 (H, W) -> (rows, columns, h, w): first down, then across, as products with banded matrices."""
+def _fill_plane(plane: Plane, target: Plane) -> None:
+    """(H, W) -> (rows, columns, h, w): first down, then across, as products with banded matrices.
+
+    In NumPy, because there are hundreds of small products and torch takes longer to start one than to do it.
+    """
     (height, width), (rows, columns, h, w) = plane.shape, target.shape
     high = plane
     if height != rows * h:
-        high = plane.new_empty(rows * h, width)
+        high = np.empty((rows * h, width), np.float32)
         for band in _bands(height, rows * h, 1)[0]:
-            torch.mm(band.weight, plane[band.start : band.stop], out=high[band.begin : band.end])
+            for x in range(0, width, band.stride):
+                part = slice(x, x + band.stride)
+                np.matmul(band.weight, plane[band.start : band.stop, part], out=high[band.begin : band.end, part])
     for row in range(rows):
         strip = high[row * h : (row + 1) * h]
         if width == columns * w:
-            target[row].copy_(strip.view(h, columns, w).transpose(0, 1))
+            target[row] = strip.reshape(h, columns, w).transpose(1, 0, 2)
             continue
-        for column, bands in enumerate(_bands(width, columns * w, columns)):
+        for tile, bands in zip(target[row], _bands(width, columns * w, columns), strict=True):
             for band in bands:
-                out = target[row, column, :, band.begin : band.end]
-                torch.mm(strip[:, band.start : band.stop], band.weight.t(), out=out)
+                for y in range(0, h, band.stride):
+                    part = slice(y, y + band.stride)
+                    source = strip[part, band.start : band.stop]
+                    np.matmul(source, band.weight.T, out=tile[part, band.begin : band.end])
 
 
 @lru_cache(maxsize=64)
@@ -114,7 +132,7 @@ def _bands(source: int, target: int, tiles: int) -> tuple[tuple[_Band, ...], ...
             stop = min(start + int(columns.max()) + 1, source)
             weight = torch.zeros(end - begin, int(columns.max()) + 1, dtype=torch.float64, device="cpu")
             weight.scatter_(1, columns, taps[own])
-            bands.append(_Band(begin, end, start, stop, weight[:, : stop - start].float().contiguous()))
+            bands.append(_Band(begin, end, start, stop, weight[:, : stop - start].float().contiguous().numpy()))
         parts.append(tuple(bands))
     return tuple(parts)
 
