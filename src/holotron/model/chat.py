@@ -112,8 +112,9 @@ class Chat:
         """The prompt for people to read; for the model use `prompt_ids`, where text cannot fake special tokens.
 
         `messages` are OpenAI chat messages: see `chat_text.read_messages`. `thinking` None leaves the template's
-        default, and /think and /no_think in messages their meaning; otherwise they are ordinary text. Raises
-        ValueError for messages that the template refuses, and for `thinking` where it has no switch.
+        default, and /think and /no_think anywhere in the text their meaning, a page's too; otherwise `thinking`
+        decides, and they are ordinary text outside the system message. Raises ValueError for messages that the
+        template refuses, and for `thinking` where it has no switch.
         """
         request = self._request(messages, thinking, add_generation_prompt, tools, template_kwargs)
         text, seam = self._rendered(request)
@@ -199,7 +200,7 @@ class Chat:
         if "</think>" in template:
             messages = split_thoughts(messages)
         # "/think" on a page must not select a mode where the caller has, nor vanish from the page
-        told = request.thinking is not None and self.thinking_switch == "text"
+        told = request.thinking is not None and SWITCHES[False] in template
         messages = self._defuser.defuse(messages, seam, also=tuple(SWITCHES.values()) if told else ())
         if marks is not None:
             messages = mark(messages, sign, others=marks == "all")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerFast
 
 from holotron.model.chat_marks import Openings, mark, take_marks
-from holotron.model.chat_text import Message
+from holotron.model.chat_text import Message, map_content
 from holotron.model.config import ConfigError
 
 TemplateSource = Literal["checkpoint", "nemotron_v2", "chatml"]
@@ -131,7 +131,7 @@ class ChatTemplate:
             places = [found.place for found in marks if found.message == last]
             opened = text[: places[0]].rstrip() if places else ""
             if opened.endswith("</think>"):
-                raise ValueError(f"messages[{last}] has reasoning, but this template renders it without thinking")
+                raise ValueError("the last message has reasoning, but the template is set to no thinking and drops it")
         folded = list(messages)
         for i in thoughtful:
             message = dict(messages[i])
@@ -215,12 +215,18 @@ def _switched(
     word = SWITCHES[thinking]
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": word}, *messages], {}
-    content = messages[0].get("content") or ""
+    content = map_content(messages[0].get("content") or "", _without_switches)
     if isinstance(content, list):
         content = [*content, {"type": "text", "text": f"\n{word}"}]
     else:
         content = f"{content}\n{word}" if content.strip() else word
     return [{**messages[0], "content": content}, *messages[1:]], {}
+
+
+def _without_switches(text: str) -> str:
+    for word in SWITCHES.values():
+        text = text.replace(word, "")
+    return text
 
 
 def _flatten(message: Message) -> Message:

@@ -157,13 +157,14 @@ class Defuser:
     def defuse(self, messages: Sequence[Message], seam: str, also: Sequence[str] = ()) -> list[Message]:
         """An assistant's own think and tool tags are left whole: they are its tokens.
 
-        `also` are further texts that must not be found by the template in any message.
+        `also` are further texts that the template must not find in any message but the system's.
         """
         more = _starts(also)
 
         def change(text: str, role: str) -> str:
             starts = self._unspoken if role == "assistant" else self._anywhere
-            return _cut(_cut(text, starts, seam), more, seam)
+            text = _cut(text, starts, seam)
+            return text if role == "system" else _cut(text, more, seam)
 
         return [self._close(message, seam) for message in map_texts(messages, change)]
 

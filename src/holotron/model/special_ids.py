@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from holotron.model.config import ConfigError
-from holotron.model.tokenizer import read_json
+from holotron.model.hub import read_json
 
 # Tokens that end a reply in some checkpoint of the family; configs may name any of them that the tokenizer has.
 END_TEXTS = ("<SPECIAL_12>", "<|im_end|>", "</s>", "<|endoftext|>")
@@ -31,7 +31,7 @@ _PLACEHOLDERS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class SpecialIds:
-    """Token ids. `stop` holds every id that ends a reply, `eos` is the tokenizer's own of them; `pad` is none of them.
+    """Token ids. `stop` holds every id that ends a reply, `eos` is the tokenizer's own of them; `pad` ends no turn.
 
     None is a token that this tokenizer lacks.
     """
@@ -70,7 +70,7 @@ class SpecialIds:
             bos=reader.bos(),
             eos=eos,
             stop=stop,
-            pad=reader.pad(stop),
+            pad=reader.pad(eos, stop),
             think=reader.id_of("<think>"),
             think_end=reader.id_of("</think>"),
             **found,
@@ -149,30 +149,33 @@ class _Reader:
             stop.add(token)
         return eos, frozenset(stop)
 
-    def pad(self, stop: frozenset[int]) -> int:
-        """A token of its own: the tokenizer's, the configs', <pad>, <unk>, or an unused <SPECIAL_n>; no end token."""
+    def pad(self, eos: int, stop: frozenset[int]) -> int:
+        """The tokenizer's, the configs', <pad>, <unk>, or an unused <SPECIAL_n>: the first that ends no reply.
+
+        A second end token, such as <|endoftext|> where turns end otherwise, pads where there is nothing better.
+        """
         text = self.tokenizer.pad_token
         own = None if text is None else self.id_of(str(text))
-        own = None if own in stop else own
+        ends = {eos, *(self.id_of(turn_end) for turn_end in END_TEXTS[:2])}
+        own = None if own in ends else own
         for where, token in self.stated("pad_token_id"):
-            if token in stop:
-                continue  # some configs pad with the end token; masking by position would allow it, others' code not
-            if own is not None and token != own:
-                raise ConfigError(
-                    f"{where} is {token} ({self.text_of(token)!r}), but the tokenizer's {text!r} is {own}"
-                )
             if self.text_of(token) is None:
                 raise ConfigError(f"{where} is {token}, which the tokenizer does not have")
+            if token in ends:
+                continue  # released configs do that; whoever masks labels by id would lose the end of every turn
+            if own is not None and token != own:
+                raise ConfigError(
+                    f"{where} is {token} ({self.text_of(token)!r}), but {text or 'another pad'!r} is {own}"
+                )
             own = token
-        if own is not None:
-            return own
         spare = (f"<SPECIAL_{n}>" for n in range(999, 12, -1))  # 10 to 12 are roles and the end of a turn
-        for candidate in ("<pad>", "<unk>", *spare):
-            found = self.id_of(candidate)
-            if found is not None and found not in stop:
-                return found
+        others = (self.id_of(candidate) for candidate in ("<pad>", "<unk>", *spare))
+        known = [token for token in (own, *others) if token is not None]
+        for token in (*(token for token in known if token not in stop), *known[:1]):
+            if token not in ends:
+                return token
         raise ConfigError(
-            "no token can pad: the tokenizer's and the config's pad are missing or end replies, and there is no <pad>, "
+            "no token can pad: the tokenizer's and the config's pad are missing or end turns, and there is no <pad>, "
             "<unk> or spare <SPECIAL_n>; name a pad_token in tokenizer_config.json"
         )
 
@@ -189,7 +192,6 @@ class _Reader:
 
 def read_special_ids(folder: Path, tokenizer: PreTrainedTokenizerFast) -> SpecialIds:
     """Those of a checkpoint folder: config.json, and generation_config.json if there. Raises ConfigError."""
-    generation = folder / "generation_config.json"
-    return SpecialIds.resolve(
-        tokenizer, read_json(folder / "config.json"), read_json(generation) if generation.exists() else None
-    )
+    generation = "generation_config.json"
+    stated = read_json(folder, generation) if (folder / generation).exists() else None
+    return SpecialIds.resolve(tokenizer, read_json(folder, "config.json"), stated)

@@ -7,7 +7,6 @@ special tokens, pieces given by the caller (JSON skeletons, chat markers), and o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from holotron.model.config import ConfigError
+from holotron.model.hub import read_json
 
 PAD, BOS, EOS = "<pad>", "<s>", "<SPECIAL_12>"
 SYSTEM, ROLE = "<SPECIAL_10>", "<SPECIAL_11>"
@@ -32,16 +32,15 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     Its chat template is read too, from chat_template.jinja, tokenizer_config.json or chat_template.json, in this order.
     Raises ConfigError.
     """
-    values = read_json(folder / "tokenizer.json")
+    values = read_json(folder, "tokenizer.json")
     try:
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
             folder, local_files_only=True, fix_mistral_regex=_is_mistral_style(values)
         )
     except Exception as error:  # the tokenizers library raises bare Exception for what it cannot read
         raise ConfigError(f"{folder}/tokenizer.json cannot be used: {error}") from error
-    processor_template = folder / "chat_template.json"
-    if not tokenizer.chat_template and processor_template.exists():
-        tokenizer.chat_template = read_json(processor_template).get("chat_template")
+    if not tokenizer.chat_template and (folder / "chat_template.json").exists():
+        tokenizer.chat_template = read_json(folder, "chat_template.json").get("chat_template")
     return tokenizer
 
 
@@ -55,19 +54,6 @@ def _is_mistral_style(values: dict[str, Any]) -> bool:
     first = (steps.get("pretokenizers") or [{}])[0] if steps.get("type") == "Sequence" else steps
     pattern = (first.get("pattern") or {}).get("Regex", "") if first.get("type") == "Split" else ""
     return _TEKKEN in pattern or _MISCONVERTED in pattern
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """An object from one file of a checkpoint. Raises ConfigError."""
-    try:
-        values = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{file.parent} has no {file.name}; the checkpoint is incomplete") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} is unreadable: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file} is unreadable: not a JSON object")
-    return values
 
 
 def build_tokenizer(pieces: Sequence[str], chat_template: str) -> PreTrainedTokenizerFast:
