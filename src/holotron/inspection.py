@@ -75,7 +75,7 @@ def inspect(name: str, revision: str | None = None) -> Inspection:
             f"{', '.join(PRESETS)}"
         )
     folder = resolve(name, revision, weights=False)
-    config, expected, notes = _open(folder)
+    config, expected, stored, notes = _open(folder, needs_weights=is_folder)
     found = Inspection(
         name=name,
         kind="folder" if is_folder else "hub",
@@ -86,7 +86,7 @@ def inspect(name: str, revision: str | None = None) -> Inspection:
         source=str(folder.resolve()) if is_folder else f"{name} @ {folder.name}",
         unverified=notes,
     )
-    _compare_weights(found, folder, expected, isinstance(config, HolotronConfig))
+    _compare_weights(found, folder, expected, stored)
     _read_side_files(found, folder, config)
     return found
 
@@ -106,27 +106,31 @@ def _inspect_preset(name: str) -> Inspection:
     )
 
 
-def _open(folder: Path) -> tuple[PretrainedConfig, dict[str, Tensor], list[str]]:
-    """The config, corrected by preprocessor and weights as loading would, its tensors, and what was corrected."""
+def _open(
+    folder: Path, needs_weights: bool
+) -> tuple[PretrainedConfig, dict[str, Tensor], dict[str, StoredTensor], list[str]]:
+    """Config, tensors it asks for, tensors the files have, and what preprocessor and weights corrected, as in loading.
+
+    Of a hub id the weights are not downloaded; then no tensors are found, which for a folder is an error.
+    """
     values = read_json(folder, "config.json")
     released = values.get("model_type") != HolotronConfig.model_type
-    notes = []
+    notes, stored = [], {}
     try:
         config = read_any_config(values)
-        if released and isinstance(config, HolotronConfig):
+        if needs_weights or any(folder.glob("*.safetensors")):
+            stored = stored_tensors(folder)
+        if not isinstance(config, HolotronConfig):
+            stored = {tensor.key: tensor for tensor in stored.values()}  # without the hybrid's renaming
+        elif released:
             read_preprocessor(config, _optional_json(folder, "preprocessor_config.json"))
-            if _has_weights(folder):
-                changes = fit_to_weights(config, stored_tensors(folder))
-                notes = [f"{change}: the weights' value, not the config's" for change in changes]
-        return config, expected_tensors(config), notes
+            changes = fit_to_weights(config, stored)
+            notes = [f"{change}: the weights' value, not the config's" for change in changes]
+        return config, expected_tensors(config), stored, notes
     except ConfigError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{folder}/config.json describes no model: {error!r}") from error
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
 
 
 def _architecture(values: Mapping[str, Any]) -> str:
@@ -135,17 +139,15 @@ def _architecture(values: Mapping[str, Any]) -> str:
     return str(label)
 
 
-def _compare_weights(found: Inspection, folder: Path, expected: Mapping[str, Tensor], hybrid: bool) -> None:
-    """Fills in `files` and `fit`. A folder must have weights; of a hub id they are not downloaded."""
+def _compare_weights(
+    found: Inspection, folder: Path, expected: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
+) -> None:
+    """Fills in `files` and `fit`."""
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
-    if found.kind == "hub" and not _has_weights(folder):
-        found.files = Files(folder, files, {})
+    found.files = Files(folder, files, _bytes_by_dtype(stored))
+    if not stored:
         found.unverified.append("the weights: they were not downloaded, so nothing was compared with the config")
         return
-    stored = stored_tensors(folder)
-    if not hybrid:
-        stored = {tensor.key: tensor for tensor in stored.values()}  # without the hybrid's renaming
-    found.files = Files(folder, files, _bytes_by_dtype(stored))
     found.fit = compare_keys(expected, stored)
     skipped = found.fit.skipped.items()
     found.unverified += [f"{why}: {count} tensor(s) recognised and skipped" for why, count in skipped]
