@@ -53,7 +53,8 @@ def shake(model: torch.nn.Module) -> None:
 
 def gap(found: Tensor, expected: Tensor) -> float:
     """Largest difference, relative to the largest value where that is above 1."""
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
+    difference = (found - expected).detach().abs().max()
+    return float(difference / expected.detach().abs().max().clamp_min(1))
 
 
 def layer(**changes: Any) -> MoE:
