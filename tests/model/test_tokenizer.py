@@ -215,6 +215,17 @@ def test_a_text_model_has_no_image_ids() -> None:
     assert (special.image, special.image_start, special.video, special.audio, special.think) == (None,) * 5
 
 
+def test_a_baseline_may_spell_its_placeholders_otherwise() -> None:
+    tokens = ("<|endoftext|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<SPECIAL_5>")
+    tokenizer = byte_tokenizer(tokens, "<|im_end|>", pad="<|endoftext|>", bos=None)
+    config = {"vision_config": {"depth": 1}, "image_token_id": 4, "vision_start_token_id": 2, "vision_end_token_id": 3}
+    special = SpecialIds.resolve(tokenizer, config)
+    assert (special.image, special.image_start, special.image_end) == (4, 2, 3)
+    for wrong in (5, 6, 9999):  # a spare token, a byte, nothing
+        with pytest.raises(ConfigError, match=f"image_token_id is {wrong}"):
+            SpecialIds.resolve(tokenizer, {**config, "image_token_id": wrong})
+
+
 OMNI = byte_tokenizer(V3 + V3_IMAGES, "<|im_end|>", pad="<unk>")
 IMAGE_ID = OMNI.convert_tokens_to_ids("<image>")
 

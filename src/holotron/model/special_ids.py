@@ -18,8 +18,12 @@ _SUB_CONFIGS = ("llm_config", "text_config")
 # field -> (config keys for the token's text, the text where no key is there, config keys for its id)
 _PLACEHOLDERS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "image": (("img_context_token",), "<image>", ("img_context_token_id", "image_token_id")),
-    "image_start": (("img_start_token",), "<img>", ("img_start_token_id", "image_start_token_id")),
-    "image_end": (("img_end_token",), "</img>", ("img_end_token_id", "image_end_token_id")),
+    "image_start": (
+        ("img_start_token",),
+        "<img>",
+        ("img_start_token_id", "image_start_token_id", "vision_start_token_id"),
+    ),
+    "image_end": (("img_end_token",), "</img>", ("img_end_token_id", "image_end_token_id", "vision_end_token_id")),
     "video": (("video_context_token",), "<video>", ("video_context_token_id", "video_token_id")),
     "audio": (
         ("sound_context_token", "audio_context_token"),
@@ -88,6 +92,7 @@ class _Reader:
         parts = {"config.json": config, "generation_config.json": generation}
         parts |= {f"config.json {name}": config[name] for name in _SUB_CONFIGS if isinstance(config.get(name), Mapping)}
         self.parts = parts
+        self.specials = {str(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special}
         self.sees = bool(config.get("vision_config") or config.get("raw_vision_config"))
 
     def id_of(self, text: str) -> int | None:
@@ -116,6 +121,10 @@ class _Reader:
         text = default if named is None else named[1]
         found = self.id_of(text)
         stated = list(self.stated(*id_keys))
+        if named is None and found is None and stated:  # a baseline that spells it otherwise and does not say how
+            spelled = self.text_of(stated[0][1])
+            if spelled is not None and spelled in self.specials and not spelled.startswith("<SPECIAL_"):
+                text, found = spelled, stated[0][1]
         for where, token in stated:
             if token != found:
                 raise ConfigError(
