@@ -242,6 +242,7 @@ def rows_of(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for run in runs:
         about = {key: value for key, value in run.items() if key not in ("measured", "recipe")}
+        about["title"] = TASKS[run["task"]].title
         rows += [about | measured for measured in run["measured"]]
     return rows
 

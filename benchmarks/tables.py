@@ -10,7 +10,8 @@ A block names a file of benchmarks/results, and may pick figures of it and their
     <!-- /figures -->
 
 Figures named `*_mean` or `*_rate` are fractions from 0 to 1. A block `<!-- tasks:pilot -->` ... `<!-- /tasks -->`
-becomes a table of success by task and policy, from the rows of that file.
+becomes a table of success by task and policy, from the rows of that file. A block `<!-- lengths:recall -->` ...
+`<!-- /lengths -->` becomes a table of accuracy by task, length and model, from rows as `recall.py` makes them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 TASKS = re.compile(r"(?P<open><!-- tasks:(?P<name>[\w-]+) -->\n).*?(?P<close><!-- /tasks -->)", re.DOTALL)
+LENGTHS = re.compile(r"(?P<open><!-- lengths:(?P<name>[\w-]+) -->\n).*?(?P<close><!-- /lengths -->)", re.DOTALL)
 # What a reader calls a figure, in English and Spanish. One that is not listed appears under its own name.
 LABELS = {
     "miniwob_easy20_mean": (
@@ -99,7 +101,11 @@ def refreshed(text: str, language: str, results: Path = RESULTS) -> str:
         body = by_task(results / f"{found['name']}.json", language)
         return f"{found['open']}{body}\n{found['close']}"
 
-    return TASKS.sub(tasks, BLOCK.sub(block, text))
+    def lengths(found: re.Match[str]) -> str:
+        body = by_length(results / f"{found['name']}.json", language)
+        return f"{found['open']}{body}\n{found['close']}"
+
+    return LENGTHS.sub(lengths, TASKS.sub(tasks, BLOCK.sub(block, text)))
 
 
 def by_task(file: Path, language: str) -> str:
@@ -117,6 +123,39 @@ def by_task(file: Path, language: str) -> str:
     episodes = (f"{policy} {sum(r['n'] for r in rows if r['policy'] == policy)}" for policy in policies)
     lines += ["", f"Percent, Wilson 95 % interval in brackets. Episodes: {', '.join(episodes)}."]
     return "\n".join(lines)
+
+
+def by_length(file: Path, language: str) -> str:
+    """Accuracy in percent, one row a task and length, one column a model; several seeds as mean (worst-best)."""
+    if not file.is_file():
+        return WORDS[language][3]
+    result = json.loads(file.read_text())
+    models: dict[str, str] = {}
+    cells: dict[tuple[str, int], dict[str, list[float]]] = {}
+    notes: dict[tuple[str, int], tuple[bool, float]] = {}
+    for row in result["rows"]:
+        models[row["model"]] = f"`{row['pattern']}` N {row['state_size']}" if row["state_bytes"] else "`****`"
+        where = row["title"], row["length"]
+        cells.setdefault(where, {}).setdefault(row["model"], []).append(row["accuracy"])
+        notes[where] = row["trained"], row["chance"]
+    lines = [
+        "| task | length | " + " | ".join(models.values()) + " | chance |",
+        "|---|---:|" + "---:|" * (len(models) + 1),
+    ]
+    for (task, length), found in cells.items():
+        trained, chance = notes[task, length]
+        values = " | ".join(_spread(found.get(model, [])) for model in models)
+        lines.append(f"| {task} | {length}{'' if trained else ' +'} | {values} | {100 * chance:.0f} |")
+    seeds = result["figures"]["seeds"]
+    measured = WORDS[language][2].format(command=result["command"], rest=_origin(result))
+    return "\n".join([*lines, "", f"Percent; mean of {seeds} seeds (worst-best). + longer than trained. {measured}"])
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "-"
+    low, mean, high = (f"{100 * v:.0f}" for v in (min(values), sum(values) / len(values), max(values)))
+    return mean if low == high else f"{mean} ({low}-{high})"
 
 
 def _percent(row: dict[str, Any] | None) -> str:
@@ -138,8 +177,7 @@ def table(file: Path, picked: list[str], language: str) -> str:
     for name in picked or figures:
         label = LABELS[name][language == "es"] if name in LABELS else f"`{name}`"
         rows.append(f"| {label} | {shown(name, figures[name], language)} |")
-    rest = "".join(f", {part}" for part in (_flat(result.get("machine")), result.get("date"), _commit(result)) if part)
-    return "\n".join([*rows, "", measured.format(command=result.get("command", file.name), rest=rest)])
+    return "\n".join([*rows, "", measured.format(command=result.get("command", file.name), rest=_origin(result))])
 
 
 def shown(name: str, value: float, language: str) -> str:
@@ -157,6 +195,10 @@ def shown(name: str, value: float, language: str) -> str:
     if language == "es":
         text = text.translate(str.maketrans(",.", ".,"))
     return text + unit
+
+
+def _origin(result: dict[str, Any]) -> str:
+    return "".join(f", {part}" for part in (_flat(result.get("machine")), result.get("date"), _commit(result)) if part)
 
 
 def _flat(machine: Any) -> str:
