@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -65,17 +66,21 @@ def tile_grid(width: int, height: int, max_num_tiles: int, size: int = 512) -> t
     if max_num_tiles < 1:
         raise ValueError(f"max_num_tiles must be at least 1, got {max_num_tiles}")
     ratio = width / height
-    sides = range(1, max_num_tiles + 1)
-    candidates = sorted(
-        ((i, j) for i in sides for j in range(1, max_num_tiles // i + 1)), key=lambda grid: grid[0] * grid[1]
-    )
     best, best_distance = (1, 1), float("inf")
-    for i, j in candidates:
+    for i, j in _grids(max_num_tiles):
         distance = abs(ratio - i / j)
         filled = width * height > 0.5 * size * size * i * j
         if distance < best_distance or (distance == best_distance and filled):
             best, best_distance = (i, j), distance
     return best
+
+
+@lru_cache(maxsize=32)
+def _grids(max_num_tiles: int) -> tuple[tuple[int, int], ...]:
+    """Every columns, rows of at most max_num_tiles tiles, small areas first."""
+    sides = range(1, max_num_tiles + 1)
+    grids = ((i, j) for i in sides for j in range(1, max_num_tiles // i + 1))
+    return tuple(sorted(grids, key=lambda grid: grid[0] * grid[1]))
 
 
 class TileProcessor:
