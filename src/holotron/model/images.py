@@ -69,7 +69,7 @@ def qwen_grid(
     """
     if width < 1 or height < 1:
         raise ValueError(f"image is empty: {width} x {height} pixels")
-    columns, rows = max(round(width / side), 1), max(round(height / side), 1)
+    columns, rows = round(width / side), round(height / side)
     area = columns * rows * side * side
     if area > max_pixels:
         shrink = math.sqrt(width * height / max_pixels)
