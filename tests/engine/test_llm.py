@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from holotron.engine import LLM, EngineError, ModelLoadError, SamplingParams, StructuredOutputs
 from holotron.engine.checkpoint import build_image_processor
 from holotron.model.modeling import HolotronForConditionalGeneration
+from holotron.model.tiny_checkpoints import make_tiny
 from holotron.model.tokenizer import IMAGE
 from tests.engine.tiny import picture, tiny_model, tiny_tokenizer
 
@@ -368,3 +369,34 @@ def test_times_add_up(llm: LLM) -> None:
     assert 0 < metrics.encode_s and 0 < metrics.prefill_s
     assert metrics.queue_s + metrics.encode_s + metrics.prefill_s <= metrics.first_token_s + 1e-3
     assert metrics.first_token_s + metrics.decode_s <= wall
+
+
+@pytest.mark.parametrize("family", ["nemotron-h", "nemotron-h-moe", "nemotron-h-latent", "vl-v2", "omni"])
+def test_released_formats_are_served(tmp_path: Path, family: str) -> None:
+    """A chat through the checkpoint's own template, pictures where it has eyes, equals the model's own choices."""
+    llm = LLM(make_tiny(family, tmp_path / "checkpoint", seed=5))
+    content: list[dict[str, Any]] = [{"type": "text", "text": "What is this?"}]
+    sees = llm.model.vision_model is not None
+    if sees:
+        buffer = io.BytesIO()
+        picture(160, 80).save(buffer, "PNG")
+        url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+        content.append({"type": "image_url", "image_url": {"url": url}})
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    output = llm.chat([{"role": "user", "content": content}], params, {"enable_thinking": False})[0]
+    ids = list(output.prompt_token_ids)
+    special = llm.special
+    assert sees == (special.image in ids)
+    pixels = None
+    if sees:
+        image = build_image_processor(llm.model)(picture(160, 80))
+        assert ids.count(special.image) == image.num_tokens
+        first = ids.index(special.image)
+        assert ids[first - 1] == special.image_start and ids[first + image.num_tokens] == special.image_end
+        pixels = image.pixel_values
+    with torch.no_grad():
+        for token in output.outputs[0].token_ids:
+            logits = llm.model(torch.tensor([ids]), pixel_values=pixels).logits[0, -1]
+            logits[len(llm.vocabulary.tokenizer) :] = -torch.inf
+            assert logits[token] > logits.max() - 1e-4
+            ids.append(token)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from holotron.engine.checkpoint import build_image_processor, load_model, load_tokenizer
+from holotron.engine.checkpoint import build_image_processor, find_folder, load_model, load_tokenizer, special_ids
 from holotron.engine.errors import EngineError, ModelLoadError
 from holotron.engine.grammar import Grammars
 from holotron.engine.outputs import RequestOutput
@@ -34,7 +34,7 @@ _MAX_PREFILL_TOKENS = 8192  # of one padded batch; a single longer prompt still 
 class LLM:
     """A model with continuous batching. One thread adds, steps and aborts; any thread may prepare.
 
-    `model` is a checkpoint folder, or a model, which then needs its `tokenizer`. `max_batch` sequences run at
+    `model` is a checkpoint folder, a hub id, or a model, which then needs its `tokenizer`. `max_batch` sequences run at
     once, `max_model_len` tokens is the most for prompt and reply together (default: the config's), `threads`
     the CPU threads of the whole process (default: as they are). Raises ModelLoadError.
     """
@@ -53,8 +53,9 @@ class LLM:
             raise ValueError(f"max_batch is {max_batch}; at least one sequence must run")
         if threads is not None:
             torch.set_num_threads(threads)
+        folder = None
         if isinstance(model, str | Path):
-            folder = Path(model)
+            folder = find_folder(model)
             model = load_model(folder)
             tokenizer = tokenizer or load_tokenizer(folder)
         if tokenizer is None:
@@ -62,6 +63,8 @@ class LLM:
         self.model = model
         torch.nn.Module.eval(model)
         self.vocabulary = Vocabulary(tokenizer, model.config.language.vocab_size)
+        self.special = special_ids(model, tokenizer, folder)
+        self.vocabulary.stops = self.special.stop
         self.max_batch = max_batch
         self.max_model_len = max_model_len or model.config.language.max_position_embeddings
         self._grammars = Grammars(self.vocabulary)
@@ -196,7 +199,8 @@ class LLM:
     def _sequence(self, ids: list[int], pictures: list[Picture], params: SamplingParams) -> Sequence:
         images = [self._process(picture, i) for i, picture in enumerate(pictures)]
         image_token: int | None = self.model.config.img_context_token_id
-        prompt = expand_images(ids, [image.num_tokens for image in images], image_token)
+        counts = [image.num_tokens for image in images]
+        prompt = expand_images(ids, counts, image_token, self.special.image_start, self.special.image_end)
         room = self.max_model_len - len(prompt)
         if room < 1:
             raise ValueError(

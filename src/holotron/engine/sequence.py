@@ -55,7 +55,7 @@ class Sequence:
         """Take in the next token, and finish where it ends the text. Raises GrammarError."""
         if not self.output:
             self.first_token = time.perf_counter()
-        ends = token == self.vocabulary.eos and not self.params.ignore_eos
+        ends = token in self.vocabulary.stops and not self.params.ignore_eos
         if ends or token in self.params.stop_token_ids:
             self.logprob += logprob
             self.finish_reason = "stop"

@@ -30,6 +30,7 @@ class Vocabulary:
         self.tokenizer = tokenizer
         self.size = size
         self.eos = int(tokenizer.eos_token_id)
+        self.stops = frozenset({self.eos})  # all that end a reply; checkpoints may name more than one
         self.grammar_tokenizer: LLTokenizer = from_tokenizer(tokenizer, n_vocab=size, eos_token=self.eos)
         added = tokenizer.added_tokens_decoder
         self.specials = frozenset(i for i, token in added.items() if token.special)
