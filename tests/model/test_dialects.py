@@ -129,7 +129,15 @@ def test_preprocessor_config() -> None:
     processor = processor_of(config)
     assert processor is not None and processor.num_tokens(1920, 1080) == 256
     config = read_config(base)
-    read_preprocessor(config, {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "min_num_patches": 4})
+    omni = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "min_num_patches": 4, "max_num_tiles": 12}
+    read_preprocessor(config, omni)
     assert (config.image_processor, config.min_num_patches, config.norm_std) == ("dynamic", 4, [0.5] * 3)
-    with pytest.raises(ConfigError, match="norm_mean twice"):
-        read_preprocessor(config, {"image_mean": [0.5] * 3, "norm_mean": [0.4] * 3})
+    assert config.max_num_patches == 13312 and config.patch_size == 16
+    for wrong, message in [
+        ({"image_mean": [0.5] * 3, "norm_mean": [0.4] * 3, "norm_std": [0.5] * 3}, "norm_mean"),
+        ({**STATISTICS, "do_normalize": False}, "do_normalize"),
+        ({**STATISTICS, "sharpen": 2}, "sharpen"),
+        ({"norm_mean": [0.5] * 3}, "lacks norm_std"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            read_preprocessor(read_config(base), wrong)

@@ -56,6 +56,11 @@ _RESAMPLED: dict[str, Callable[[Any], bool]] = {  # where the processor resizes
 }
 
 
+def setting_name(key: str) -> str:
+    """Our name for the setting that `key` of a file decides."""
+    return _OTHER_NAMES.get(key, key)
+
+
 def read_preprocessor(config: type[Config], values: Mapping[str, Any]) -> Config:
     """Make `config`, a dataclass with norm_mean and norm_std, from a file's values; null counts as absent.
 
@@ -68,7 +73,7 @@ def read_preprocessor(config: type[Config], values: Mapping[str, Any]) -> Config
     origin: dict[str, str] = {}
     others: dict[str, Any] = {}
     for key, value in values.items():
-        name = _OTHER_NAMES.get(key, key)
+        name = setting_name(key)
         if value is None or key in _NOTES:
             continue
         if name not in types:
