@@ -121,7 +121,7 @@ def test_checkpointing_changes_memory_alone(seed: int, reentrant: bool, packed: 
     torch.testing.assert_close(loss, plain_loss, atol=0, rtol=1e-6)
     assert found.keys() == plain.keys()
     for name, gradient in plain.items():
-        assert (found[name] - gradient).abs().max() <= 1e-6 * gradient.abs().max(), name
+        assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
     assert kept < plain_bytes / 4
     model.gradient_checkpointing_disable()
     assert losses_and_gradients(model, ids, **arguments)[2] > kept * 4

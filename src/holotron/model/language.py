@@ -9,6 +9,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from holotron.model.cache import HybridCache
 from holotron.model.config import LanguageConfig
 from holotron.model.layers import MIXERS, RMSNorm
+from holotron.model.linear import Linear
 
 
 class Layer(GradientCheckpointingLayer):  # type: ignore[no-untyped-call]
@@ -51,7 +52,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.backbone = Backbone(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
 
     def forward(
         self,

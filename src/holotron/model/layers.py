@@ -10,15 +10,10 @@ from torch import Tensor, nn
 
 from holotron.model.cache import HybridCache
 from holotron.model.config import LanguageConfig
+from holotron.model.fused import conv_silu, rms_norm, squared_relu
+from holotron.model.linear import Linear
 from holotron.model.moe import MoE
 from holotron.model.ssd import ssd_chunked, ssd_step
-
-
-def same_document(segments: Tensor, back: int) -> Tensor:
-    """(B, T) bool: does the token `back` places earlier exist and belong to the same document? segments (B, T)."""
-    same = torch.zeros_like(segments, dtype=torch.bool)
-    same[:, back:] = segments[:, back:] == segments[:, : segments.shape[1] - back]
-    return same
 
 
 class RMSNorm(nn.Module):
@@ -30,7 +25,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
+        return rms_norm(x.float(), self.weight.float(), self.eps).to(x.dtype)
 
 
 class GatedGroupNorm(nn.Module):
@@ -44,9 +39,10 @@ class GatedGroupNorm(nn.Module):
 
     def forward(self, y: Tensor, z: Tensor) -> Tensor:
         gated = y.float() * F.silu(z.float())
+        if self.groups == 1:
+            return rms_norm(gated, self.weight.float(), self.eps).to(z.dtype)
         split = gated.view(*gated.shape[:-1], self.groups, -1)
-        normed = F.rms_norm(split, (split.shape[-1],), None, self.eps).view_as(gated)
-        return (normed * self.weight.float()).to(z.dtype)
+        return rms_norm(split, self.weight.float().view(self.groups, -1), self.eps).view_as(gated).to(z.dtype)
 
 
 class Mamba2Mixer(nn.Module):
@@ -60,14 +56,14 @@ class Mamba2Mixer(nn.Module):
         self.config, self.index = config, index
         width, heads = config.mamba_width, config.mamba_num_heads
         channels, kernel = config.conv_channels, config.conv_kernel
-        self.in_proj = nn.Linear(config.hidden_size, width + channels + heads, bias=False)
+        self.in_proj = Linear(config.hidden_size, width + channels + heads)
         self.conv1d = nn.Conv1d(channels, channels, kernel, groups=channels, bias=config.use_conv_bias)
         self.A_log = nn.Parameter(torch.log(torch.empty(heads).uniform_(1, 16)))
         self.D = nn.Parameter(torch.ones(heads))
         step = torch.exp(torch.empty(heads).uniform_(math.log(1e-3), math.log(1e-1)))
         self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # inverse softplus
         self.norm = GatedGroupNorm(width, config.n_groups, config.layer_norm_epsilon)
-        self.out_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.out_proj = Linear(width, config.hidden_size)
 
     def forward(
         self, u: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None = None
@@ -114,26 +110,22 @@ class Mamba2Mixer(nn.Module):
         self, xbc: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None
     ) -> Tensor:
         """silu(sum_j w_j xbc[t-K+1+j] + bias); the last K-1 valid columns become the new conv state."""
-        kernel, length = self.config.conv_kernel, xbc.shape[1]
         if valid is not None:
             xbc = xbc * valid.unsqueeze(-1)
-        if cache is None:
-            padded = F.pad(xbc, (0, 0, kernel - 1, 0))
-        else:
-            padded = torch.cat([cache.conv[self.index].transpose(1, 2), xbc], dim=1)
-            if valid is None:
-                tail = padded[:, length:]
-            else:
-                first = valid.sum(1)[:, None] + torch.arange(kernel - 1, device=xbc.device)
-                tail = padded.gather(1, first.unsqueeze(-1).expand(-1, -1, padded.shape[-1]))
-            cache.conv[self.index] = tail.transpose(1, 2)
         weight = self.conv1d.weight.squeeze(1)  # (channels, K)
-        out = xbc * weight[:, -1]
-        for back in range(1, kernel):
-            earlier = padded[:, kernel - 1 - back : kernel - 1 - back + length]
-            if segments is not None:
-                earlier = earlier * same_document(segments, back).unsqueeze(-1)
-            out = torch.addcmul(out, earlier, weight[:, kernel - 1 - back])
+        if cache is None:
+            return conv_silu(xbc, weight, self.conv1d.bias, segments)
+        kernel, length = self.config.conv_kernel, xbc.shape[1]
+        padded = torch.cat([cache.conv[self.index].transpose(1, 2), xbc], dim=1)
+        if valid is None:
+            tail = padded[:, length:]
+        else:
+            first = valid.sum(1)[:, None] + torch.arange(kernel - 1, device=xbc.device)
+            tail = padded.gather(1, first.unsqueeze(-1).expand(-1, -1, padded.shape[-1]))
+        cache.conv[self.index] = tail.transpose(1, 2)
+        out = padded[:, :length] * weight[:, 0]
+        for j in range(1, kernel):
+            out = torch.addcmul(out, padded[:, j : j + length], weight[:, j])
         if self.conv1d.bias is not None:
             out = out + self.conv1d.bias
         return F.silu(out)
@@ -146,10 +138,10 @@ class Attention(nn.Module):
         super().__init__()
         self.config, self.index = config, index
         q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-        self.q_proj = nn.Linear(config.hidden_size, q, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv, bias=False)
-        self.o_proj = nn.Linear(q, config.hidden_size, bias=False)
+        self.q_proj = Linear(config.hidden_size, q)
+        self.k_proj = Linear(config.hidden_size, kv)
+        self.v_proj = Linear(config.hidden_size, kv)
+        self.o_proj = Linear(q, config.hidden_size)
 
     def forward(
         self, u: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None = None
@@ -194,13 +186,13 @@ class MLP(nn.Module):
 
     def __init__(self, config: LanguageConfig, index: int) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(
         self, u: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None = None
     ) -> Tensor:
-        result: Tensor = self.down_proj(F.relu(self.up_proj(u)).square())
+        result: Tensor = self.down_proj(squared_relu(self.up_proj(u)))
         return result
 
 
