@@ -10,8 +10,11 @@ from torch import Tensor
 
 from holotron.model.cache import HybridCache
 from holotron.model.config import LanguageConfig
+from holotron.model.fused import conv_silu, rms_norm, squared_relu
 from holotron.model.layers import Mamba2Mixer
+from holotron.model.linear import Linear, worthwhile
 from holotron.model.modeling import HolotronForConditionalGeneration
+from holotron.model.ssd import ssd_chunked
 from tests.model.tiny import TINY, build, randomise, tokens
 from tests.oracles.ssd_recurrence import mamba2_mixer
 
@@ -138,3 +141,71 @@ def test_checkpointing_refuses_a_cache(seed: int) -> None:
     with torch.no_grad():
         model(tokens(1, 4), cache=cache)
     assert cache.lengths.tolist() == [4]
+
+
+def double(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "length", "chunk"), [(4, 2, 11, 4), (3, 1, 13, 5), (2, 2, 7, 16), (2, 1, 1, 8)]
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_chunk_scan_gradient_by_differences(
+    seed: int, heads: int, groups: int, length: int, chunk: int, packed: bool
+) -> None:
+    """All seven inputs, the last state included, against finite differences in float64."""
+    b, c = double(2, length, groups, 2), double(2, length, groups, 2)
+    dt = torch.rand(2, length, heads, dtype=torch.float64, requires_grad=True)
+    a = (-torch.rand(heads, dtype=torch.float64) - 0.1).requires_grad_()
+    segments = torch.randint(0, 4, (2, length)).sort(1).values if packed else None
+    leaves = (double(2, length, heads, 3), dt, a, b, c, double(heads), double(2, heads, 3, 2))
+    assert torch.autograd.gradcheck(lambda *t: ssd_chunked(*t[:6], chunk, t[6], segments), leaves)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_convolution_gradient_by_differences(seed: int, length: int, packed: bool) -> None:
+    segments = torch.randint(0, 3, (2, length)).sort(1).values if packed else None
+    leaves = (double(2, length, 3), double(3, 4), double(3))
+    assert torch.autograd.gradcheck(lambda x, w, bias: conv_silu(x, w, bias, segments), leaves)
+    assert torch.autograd.gradcheck(lambda x, w: conv_silu(x, w, None, segments), leaves[:2])
+
+
+def test_norm_and_activation_gradients_by_differences(seed: int) -> None:
+    x = double(2, 3, 2, 5)
+    assert torch.autograd.gradcheck(lambda t, w: rms_norm(t, w, 1e-5), (x, double(5)))
+    assert torch.autograd.gradcheck(lambda t, w: rms_norm(t, w, 1e-5), (x, double(2, 5)))
+    assert torch.autograd.gradcheck(squared_relu, x)
+    with torch.no_grad():
+        w = double(5)
+        expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w
+        torch.testing.assert_close(rms_norm(x, w, 1e-5), expected)
+        torch.testing.assert_close(squared_relu(x), x.clamp(min=0) ** 2)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize(("inner", "outer"), [(160, 400), (400, 160)])
+@pytest.mark.filterwarnings("ignore:TF32")
+def test_large_products_equal_torch(seed: int, inner: int, outer: int) -> None:
+    """Through oneDNN, on rows that are views, with and without a frozen weight; small ones take torch's way."""
+    layer = Linear(inner, outer)
+    x = torch.randn(2, 90, inner + 7)[..., :inner].requires_grad_()
+    gradient = torch.randn(2, 90, outer)
+    assert worthwhile(x, layer.weight) and not worthwhile(x[:, :10], layer.weight)
+    found = layer(x)
+    assert "OneDnn" in type(found.grad_fn).__name__
+    expected = torch.nn.functional.linear(x.double(), layer.weight.double())
+    assert (found - expected).abs().max() < 1e-5
+    with torch.no_grad():
+        assert (layer(x) - expected).abs().max() < 1e-5
+    wanted = torch.autograd.grad(expected, (x, layer.weight), gradient.double())
+    for mine, theirs in zip(torch.autograd.grad(found, (x, layer.weight), gradient), wanted, strict=True):
+        assert (mine - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    layer.requires_grad_(False)
+    (frozen,) = torch.autograd.grad(layer(x), x, gradient)
+    torch.testing.assert_close(frozen, wanted[0].float(), atol=1e-4, rtol=1e-4)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not worthwhile(x, layer.weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16

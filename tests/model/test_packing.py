@@ -14,6 +14,7 @@ from torch import Tensor
 from holotron.model.cache import HybridCache
 from holotron.model.layers import MIXERS
 from holotron.model.modeling import HolotronForConditionalGeneration
+from holotron.model.ssd import ssd_chunked, ssd_step
 from tests.model.tiny import TINY, build, tokens
 
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}  # fp32 rounding of logits around 10
@@ -40,10 +41,10 @@ def long_memory(model: HolotronForConditionalGeneration) -> HolotronForCondition
 
 
 @settings(max_examples=25, deadline=None)
-@given(documents, patterns, st.sampled_from([1, 3, 8, 16, 64]), st.integers(0, 9), st.integers(0, 2**31))
-def test_packed_equals_separate(sizes: list[int], pattern: str, chunk: int, padding: int, seed: int) -> None:
+@given(documents, patterns, st.integers(0, 9), st.integers(0, 2**31))
+def test_packed_equals_separate(sizes: list[int], pattern: str, padding: int, seed: int) -> None:
     torch.manual_seed(seed)
-    model = long_memory(build(hybrid_override_pattern=pattern, chunk_size=chunk))
+    model = long_memory(build(hybrid_override_pattern=pattern))
     docs = [tokens(n) for n in sizes]
     ids, segments = pack(docs, padding)
     with torch.no_grad():
@@ -52,11 +53,33 @@ def test_packed_equals_separate(sizes: list[int], pattern: str, chunk: int, padd
     torch.testing.assert_close(packed, alone, **CLOSE)
 
 
+@settings(max_examples=40, deadline=None)
+@given(documents, st.sampled_from([1, 2, 5, 16, 64]), st.booleans(), st.integers(0, 2**31))
+def test_scan_equals_steps_at_any_chunk(sizes: list[int], chunk: int, strong: bool, seed: int) -> None:
+    """Any number of borders in a chunk, any number of chunks in a document; the first document continues a state."""
+    torch.manual_seed(seed)
+    length = sum(sizes)
+    segments = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))[None]
+    x, dt = torch.randn(1, length, 4, 3), torch.rand(1, length, 4)
+    a, d = -torch.rand(4) * (100 if strong else 0.1), torch.randn(4)
+    b, c = torch.randn(2, 1, length, 2, 5)
+    first = torch.randn(1, 4, 3, 5)
+    found, last = ssd_chunked(x, dt, a, b, c, d, chunk, first, segments)
+    state, start = first, 0
+    for size in sizes:
+        for t in range(start, start + size):
+            y, state = ssd_step(x[:, t], dt[:, t], a, b[:, t], c[:, t], d, state)
+            torch.testing.assert_close(found[:, t], y, **CLOSE)
+        start += size
+        state = state if start == length else torch.zeros_like(state)
+    torch.testing.assert_close(last, state, **CLOSE)
+
+
 @pytest.mark.parametrize("pattern", ["M", "*", "M-M*-M-"])
 @torch.no_grad()
 def test_first_document_does_not_move_the_second(seed: int, pattern: str) -> None:
     """The border lies inside a chunk; the test sees a leak, as the same rows without borders show."""
-    model = long_memory(build(hybrid_override_pattern=pattern, chunk_size=16))
+    model = long_memory(build(hybrid_override_pattern=pattern))
     second = tokens(30)
     rows = [pack([tokens(n), second]) for n in (23, 23)]
     isolated = [model(ids, segment_ids=segments).logits[0, 23:] for ids, segments in rows]
@@ -67,7 +90,7 @@ def test_first_document_does_not_move_the_second(seed: int, pattern: str) -> Non
 
 def test_batch_of_packed_rows_and_gradients(seed: int) -> None:
     """Rows with different borders and padding; loss and every parameter's gradient as from separate documents."""
-    model = long_memory(build(hybrid_override_pattern="M-M*-M-", chunk_size=8))
+    model = long_memory(build(hybrid_override_pattern="M-M*-M-"))
     layout = [[5, 1, 1, 30], [40], [2, 17, 3]]
     docs = [[tokens(n) for n in sizes] for sizes in layout]
     packed = [pack(row, 40 - sum(map(len, row))) for row in docs]

@@ -101,7 +101,8 @@ class Mamba2Mixer(nn.Module):
             y = y.unsqueeze(1)
         else:
             before = None if cache is None else cache.ssm[self.index]
-            y, state = ssd_chunked(x, dt, a, b, c, d, cfg.chunk_size, before, segments)
+            chunk = None if x.device.type == "cpu" else cfg.chunk_size
+            y, state = ssd_chunked(x, dt, a, b, c, d, chunk, before, segments)
         if cache is not None:
             cache.ssm[self.index] = state
         return y
