@@ -16,13 +16,14 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from recall_models import MODELS, Learner, Mixers
 from recall_plot import draw
 from recall_tasks import COLOURS, LABELS, TASKS, Batch, Task
 from rich.console import Console
@@ -33,28 +34,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from holotron.agent.summary import wilson
-from holotron.model.config import HolotronConfig
-from holotron.model.modeling import HolotronForConditionalGeneration, count_parameters
+from holotron.model.modeling import count_parameters
 
 TRAIN, TEST = 0, 1  # first word of every seed: no batch is drawn for both
-
-
-@dataclass(frozen=True, slots=True)
-class Mixers:
-    """The mixers of a model, in the letters of its layer pattern, and the state size N of the Mamba ones."""
-
-    name: str
-    pattern: str
-    state: int = 16
-
-
-MODELS = {
-    m.name: m
-    for m in (
-        Mixers("0of4", "MMMM"), Mixers("0of4-N64", "MMMM", 64), Mixers("1of4", "MM*M"), Mixers("2of4", "M*M*"),
-        Mixers("4of4", "****"),
-    )
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,47 +59,6 @@ RECIPES = {
     "text_recall": Recipe(1200), "copy": Recipe(1000), "needle": Recipe(400, asked=256), "screen_recall": Recipe(600),
 }  # fmt: skip
 QUICK = Recipe(3, rows=4, asked=8, warmup=1, sizes=2)
-
-
-def build(task: Task, mixers: Mixers, width: int) -> HolotronForConditionalGeneration:
-    """Four mixers and no MLP: attention of 4 query and 2 KV heads, Mamba-2 of 4 heads, near equal in parameters."""
-    language = {
-        "vocab_size": task.vocabulary, "hidden_size": width, "hybrid_override_pattern": mixers.pattern,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": width // 2, "intermediate_size": 2 * width,
-        "mamba_num_heads": 4, "mamba_head_dim": width // 2, "ssm_state_size": mixers.state, "n_groups": 1,
-        "chunk_size": 32,
-    }  # fmt: skip
-    if not task.pictures:
-        return HolotronForConditionalGeneration(HolotronConfig(llm_config=language))
-    config = HolotronConfig(
-        llm_config=language,
-        vision_config={"tower": "conv", "channels": [16, 32, 48], "blocks": [1, 1]},
-        patch_size=8,
-        projector_hidden_size=2 * width,
-        img_context_token_id=task.vocabulary - 1,
-    )
-    return HolotronForConditionalGeneration(config)
-
-
-class Learner(nn.Module):
-    """The model and, for tasks with pictures, a reading head that only training needs.
-
-    The head says which label and colour an image token covers. Without it the tower learns the letters from the
-    answers alone, which takes longer than all the rest, and the runs would compare eyes instead of memories.
-    """
-
-    def __init__(self, task: Task, mixers: Mixers, width: int) -> None:
-        super().__init__()
-        self.model = build(task, mixers, width)
-        self.reading = nn.Linear(width, len(LABELS) + len(COLOURS)) if task.pictures else None
-
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits at the questions (n, vocabulary), their answers (n,), and scores of image tokens or None."""
-        tokens = None if batch.pixels is None else self.model.encode_images(batch.pixels).tokens.flatten(0, 1)
-        hidden = self.model.language_model(self.model.embed(batch.ids, tokens))
-        asked = batch.labels[:, 1:] >= 0
-        logits = self.model.language_model.lm_head(hidden[:, :-1][asked])
-        return logits, batch.labels[:, 1:][asked], self.reading(tokens) if self.reading and tokens is not None else None
 
 
 def loss_of(learner: Learner, batch: Batch) -> tuple[Tensor, float]:
@@ -145,7 +86,7 @@ def measure(learner: Learner, task: Task, size: int, sequences: int) -> dict[str
             read += int((scores[:, : len(LABELS)].argmax(-1) == batch.seen[:, 0]).sum())
             tokens += len(scores)
     low, high = wilson(right, asked)
-    found = {"size": size, "length": task.length(size), "trained": size <= max(task.trained)}
+    found: dict[str, Any] = {"size": size, "length": task.length(size), "trained": size <= max(task.trained)}
     found |= {"accuracy": right / asked, "n": asked, "low": low, "high": high}
     return found | ({"labels_read": read / tokens} if tokens else {})
 
@@ -219,6 +160,7 @@ def run_all(options: argparse.Namespace, console: Console) -> list[dict[str, Any
         whole = progress.add_task("runs", total=len(wanted))
         for seed, name, model in wanted:
             task, recipe = TASKS[name], QUICK if options.quick else RECIPES[name]
+            recipe = replace(recipe, steps=recipe.steps * options.longer)
             file = options.folder / f"{name}_{model}_{seed}.json"
             run = kept(file, fingerprint(task, recipe))
             if run is None:
@@ -275,6 +217,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="runs of every model and task (default: 2; --quick: 1)")
     parser.add_argument("--tasks", type=names(TASKS), default=list(TASKS), help=", ".join(TASKS))
     parser.add_argument("--models", type=names(MODELS), default=list(MODELS), help=", ".join(MODELS))
+    parser.add_argument("--longer", type=int, default=1, help="train so many times as long")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a few steps only; results go to the folder of the runs")
     parser.add_argument("--folder", type=Path, help="where finished runs are kept (default: runs/recall)")
@@ -283,10 +226,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="nothing but the figures on standard output")
     options = parser.parse_args()
     options.seeds = (1 if options.quick else 2) if options.seeds is None else options.seeds
-    if options.seeds < 1 or options.threads < 1:
-        parser.error("--seeds and --threads start at 1")
-    options.folder = options.folder or ROOT / "runs" / ("recall-quick" if options.quick else "recall")
-    whole = not options.quick and options.tasks == list(TASKS) and options.models == list(MODELS)
+    if min(options.seeds, options.threads, options.longer) < 1:
+        parser.error("--seeds, --threads and --longer start at 1")
+    kind = ("recall-quick" if options.quick else "recall") + (f"-{options.longer}" if options.longer > 1 else "")
+    options.folder = options.folder or ROOT / "runs" / kind
+    whole = kind == "recall" and options.tasks == list(TASKS) and options.models == list(MODELS)
     out = options.out or (None if whole else options.folder / "recall.json")
     plot = options.plot or (ROOT / "docs" / "recall.svg" if whole else options.folder / "recall.svg")
     torch.set_num_threads(options.threads)
@@ -297,8 +241,8 @@ def main() -> int:
         console.print(f"Stopped. Finished runs are kept in {options.folder}; the same command goes on from there.")
         return 130
     rows = rows_of(runs)
-    command = "python benchmarks/recall.py" + (f" --seeds {options.seeds}" if options.seeds != 2 else "")
-    store("recall", figures_of(rows), rows, command, out=out)
+    given = [part for part in sys.argv[1:] if not part.startswith("--json")]
+    store("recall", figures_of(rows), rows, " ".join(["python benchmarks/recall.py", *given]), out=out)
     draw(rows, plot)
     if not options.json:
         print(f"plot: {plot}")

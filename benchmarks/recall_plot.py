@@ -11,12 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 from recall_tasks import TASKS
 
+# label, colour, marker, size of it, dashes, width; what lies on top of each other is drawn from wide to narrow
 LINES = {
-    "0of4": ("no attention, N 16", "#c0392b", "o", "-"),
-    "0of4-N64": ("no attention, N 64", "#e08e79", "s", "-"),
-    "1of4": ("1 attention of 4", "#2471a3", "^", "-"),
-    "2of4": ("2 of 4", "#1e8449", "D", "-"),
-    "4of4": ("attention only", "#5d6d7e", "v", "--"),
+    "2of4": ("2 attention of 4", "#7dcea0", "D", 7, "-", 4.0),
+    "1of4": ("1 attention of 4", "#1f618d", "^", 4, "-", 1.6),
+    "4of4": ("attention only", "#17202a", "o", 3, (0, (2, 2)), 1.2),
+    "0of4-N64": ("no attention, N 64", "#e59866", "s", 4, "-", 1.6),
+    "0of4": ("no attention, N 16", "#c0392b", "v", 5, "-", 1.6),
 }
 UNITS = {
     "text_recall": "tokens of key-value pairs",
@@ -28,7 +29,7 @@ UNITS = {
 
 def panel(axes: Axes, name: str, rows: list[dict[str, Any]]) -> None:
     lengths = sorted({row["length"] for row in rows})
-    for model, (label, colour, mark, dash) in LINES.items():
+    for model, (label, colour, mark, size, dash, width) in LINES.items():
         found: dict[int, list[float]] = {}
         for row in rows:
             if row["model"] == model:
@@ -37,7 +38,10 @@ def panel(axes: Axes, name: str, rows: list[dict[str, Any]]) -> None:
             continue
         at = sorted(found)
         mean = [sum(found[x]) / len(found[x]) for x in at]
-        axes.plot(at, mean, dash, color=colour, marker=mark, markersize=4, linewidth=1.5, label=label, clip_on=False)
+        axes.plot(
+            at, mean, linestyle=dash, color=colour, marker=mark, markersize=size, linewidth=width, label=label,
+            clip_on=False,
+        )  # fmt: skip
         axes.fill_between(at, [min(found[x]) for x in at], [max(found[x]) for x in at], color=colour, alpha=0.15, lw=0)
     axes.axhline(rows[0]["chance"], linestyle=":", color="black", linewidth=1, label="chance")
     axes.set_xscale("log", base=2)
@@ -72,6 +76,8 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
         for row_of_axes in grid:
             row_of_axes[0].set_ylabel("right answers")
         handles, labels = grid.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=7.5)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=7.5, columnspacing=1.2
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix == ".svg" else None)

@@ -17,11 +17,14 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from holotron.model.modeling import count_parameters
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import recall  # noqa: E402
 import tables  # noqa: E402
+from recall_models import MODELS, build  # noqa: E402
 from recall_tasks import KEYS, LABELS, LETTERS, TASKS, Batch, Task, buttons  # noqa: E402
 
 QUICK = [sys.executable, str(BENCHMARKS / "recall.py"), "--quick", "--models", "0of4,1of4"]
@@ -126,7 +129,7 @@ def test_scores_of_the_perfect_and_of_the_clueless(name: str, rng: np.random.Gen
 
 
 def test_a_run_is_made_by_its_seed_alone() -> None:
-    task, mixers = TASKS["screen_recall"], recall.MODELS["1of4"]
+    task, mixers = TASKS["screen_recall"], MODELS["1of4"]
 
     def run(seed: int) -> tuple[float, float, list[float]]:
         done = recall.train(task, mixers, seed, recall.QUICK, lambda: None)
@@ -140,11 +143,11 @@ def test_a_run_is_made_by_its_seed_alone() -> None:
 
 def test_models_differ_in_mixers_and_little_else() -> None:
     counts = {}
-    for name, mixers in recall.MODELS.items():
-        language = recall.build(TASKS["copy"], mixers, 64).config.language
+    for name, mixers in MODELS.items():
+        language = build(TASKS["copy"], mixers, 64).config.language
         assert (language.kv_bytes_per_token() == 0) == ("*" not in mixers.pattern)
         assert (language.state_bytes() == 0) == ("M" not in mixers.pattern)
-        counts[name] = recall.count_parameters(recall.build(TASKS["copy"], mixers, 64))
+        counts[name] = count_parameters(build(TASKS["copy"], mixers, 64))
     plain = [count for name, count in counts.items() if "N64" not in name]
     assert max(plain) < 1.15 * min(plain)
 
@@ -178,7 +181,9 @@ def test_quick_runs_are_stored_drawn_and_kept(tmp_path: Path) -> None:
     assert table.startswith("| task | length | ") and "associative recall, text" in table
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*_0.json")}
     assert len(before) == 8
-    asked = argparse.Namespace(seeds=1, tasks=list(TASKS), models=["0of4", "1of4"], quick=True, folder=tmp_path)
+    asked = argparse.Namespace(
+        seeds=1, tasks=list(TASKS), models=["0of4", "1of4"], quick=True, longer=1, folder=tmp_path
+    )
     assert len(recall.run_all(asked, Console(quiet=True))) == 8
     assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("*_0.json")} == before
 
