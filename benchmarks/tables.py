@@ -145,10 +145,19 @@ def by_length(file: Path, language: str) -> str:
     for (task, length), found in cells.items():
         trained, chance = notes[task, length]
         values = " | ".join(_spread(found.get(model, [])) for model in models)
-        lines.append(f"| {task} | {length}{'' if trained else ' +'} | {values} | {100 * chance:.0f} |")
+        lines.append(f"| {task} | {length}{'' if trained else ' +'} | {values} | {100 * chance:.1f} |")
+    sizes = {row["model"]: row for row in reversed(result["rows"])}  # of the first task
+    for label, name, unit in (
+        (f"thousand parameters ({result['rows'][0]['title']})", "parameters", 1000),
+        ("KiB of recurrent state", "state_bytes", 1024),
+        ("KiB of keys and values a token", "kv_bytes_per_token", 1024),
+    ):
+        lines.append(f"| {label} | | " + " | ".join(f"{sizes[m][name] / unit:.4g}" for m in models) + " | |")
     seeds = result["figures"]["seeds"]
     measured = WORDS[language][2].format(command=result["command"], rest=_origin(result))
-    return "\n".join([*lines, "", f"Percent; mean of {seeds} seeds (worst-best). + longer than trained. {measured}"])
+    return "\n".join(
+        [*lines, "", f"Right answers in percent; mean of {seeds} seeds (worst-best). + longer than trained. {measured}"]
+    )
 
 
 def _spread(values: list[float]) -> str:
