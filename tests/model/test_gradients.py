@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from holotron.model import cpu_attention
 from holotron.model.cache import HybridCache
 from holotron.model.config import LanguageConfig
 from holotron.model.fused import conv_silu, rms_norm, squared_relu
-from holotron.model.layers import Mamba2Mixer
+from holotron.model.layers import Attention, Mamba2Mixer
 from holotron.model.linear import Linear, worthwhile
 from holotron.model.modeling import HolotronForConditionalGeneration
 from holotron.model.ssd import ssd_chunked
@@ -195,13 +197,15 @@ def test_large_products_equal_torch(seed: int, inner: int, outer: int) -> None:
     assert worthwhile(x, layer.weight) and not worthwhile(x[:, :10], layer.weight)
     found = layer(x)
     assert "OneDnn" in type(found.grad_fn).__name__
-    expected = torch.nn.functional.linear(x.double(), layer.weight.double())
+    expected = F.linear(x.double(), layer.weight.double())
     assert (found - expected).abs().max() < 1e-5
     with torch.no_grad():
         assert (layer(x) - expected).abs().max() < 1e-5
     wanted = torch.autograd.grad(expected, (x, layer.weight), gradient.double())
     for mine, theirs in zip(torch.autograd.grad(found, (x, layer.weight), gradient), wanted, strict=True):
         assert (mine - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    gaps = torch.autograd.grad(layer(x.detach().requires_grad_()), layer.weight, gradient)  # dW from rows with gaps
+    assert (gaps[0] - wanted[1]).abs().max() <= 1e-5 * wanted[1].abs().max()
     layer.requires_grad_(False)
     (frozen,) = torch.autograd.grad(layer(x), x, gradient)
     torch.testing.assert_close(frozen, wanted[0].float(), atol=1e-4, rtol=1e-4)
@@ -209,3 +213,34 @@ def test_large_products_equal_torch(seed: int, inner: int, outer: int) -> None:
         assert not worthwhile(x, layer.weight)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize(("length", "heads", "kv_heads"), [(256, 2, 1), (301, 4, 2), (515, 2, 2)])
+def test_blocked_attention_equals_torch(seed: int, length: int, heads: int, kv_heads: int) -> None:
+    """Values and gradients against torch's in float64, on the views that projections hand over."""
+    inputs = [torch.randn(2, length, n, 16).transpose(1, 2).requires_grad_() for n in (heads, kv_heads, kv_heads)]
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    gradient = torch.randn(2, heads, length, 16)
+    assert cpu_attention.serves(inputs[0])
+    found = cpu_attention.causal_attention(*inputs)
+    expected = F.scaled_dot_product_attention(*exact, is_causal=True, enable_gqa=True)
+    assert (found - expected).abs().max() < 1e-5
+    mine, theirs = torch.autograd.grad(found, inputs, gradient), torch.autograd.grad(expected, exact, gradient.double())
+    for a, b in zip(mine, theirs, strict=True):
+        assert (a - b).abs().max() <= 1e-5 * b.abs().max()
+
+
+def test_long_attention_layer_takes_blocks(seed: int) -> None:
+    """One long sequence, and the same behind a cache and as the second of two documents (torch's masked way)."""
+    config = LanguageConfig.from_dict({**TINY, "hybrid_override_pattern": "*"})
+    layer = Attention(config, 0)
+    u = torch.randn(1, 300, 64)
+    with torch.no_grad():
+        alone = layer(u, None, None)
+        torch.testing.assert_close(layer(u, None, HybridCache.empty(config, 1, capacity=300)), alone)
+        both = torch.cat([torch.randn(1, 40, 64), u], 1)
+        packed = layer(both, None, None, torch.tensor([[0] * 40 + [1] * 300]))[:, 40:]
+        torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
+        with torch.backends.mkldnn.flags(enabled=False):
+            torch.testing.assert_close(layer(u, None, None), alone, atol=1e-5, rtol=1e-5)

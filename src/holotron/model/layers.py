@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holotron.model import cpu_attention
 from holotron.model.cache import HybridCache
 from holotron.model.config import LanguageConfig
 from holotron.model.fused import conv_silu, rms_norm, squared_relu
@@ -124,12 +125,14 @@ class Mamba2Mixer(nn.Module):
             first = valid.sum(1)[:, None] + torch.arange(kernel - 1, device=xbc.device)
             tail = padded.gather(1, first.unsqueeze(-1).expand(-1, -1, padded.shape[-1]))
         cache.conv[self.index] = tail.transpose(1, 2)
-        out = padded[:, :length] * weight[:, 0]
-        for j in range(1, kernel):
-            out = torch.addcmul(out, padded[:, j : j + length], weight[:, j])
-        if self.conv1d.bias is not None:
-            out = out + self.conv1d.bias
-        return F.silu(out)
+        return conv_silu(padded, weight, self.conv1d.bias)[:, kernel - 1 :]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention from the first token on. q (B, heads, T, size); k, v (B, kv heads, T, size)."""
+    if cpu_attention.serves(q):
+        return cpu_attention.causal_attention(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 class Attention(nn.Module):
@@ -161,7 +164,7 @@ class Attention(nn.Module):
             mask = (segments[:, None, :, None] == segments[:, None, None, :]).tril()  # (B, 1, T, T)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         else:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            out = attend(q, k, v)
         result: Tensor = self.o_proj(out.transpose(1, 2).flatten(-2))
         return result
 
@@ -175,7 +178,7 @@ class Attention(nn.Module):
         values[row, :, position] = v.transpose(1, 2).to(values.dtype)
         used = int(position.max()) + 1
         if used == length:  # nothing came before: what is not yet a token stands behind every token of its row
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return attend(q, k, v)
         mask = torch.arange(used, device=q.device) <= position[:, None, :, None]  # (B, 1, T, used)
         return F.scaled_dot_product_attention(
             q, keys[:, :, :used].to(q.dtype), values[:, :, :used].to(q.dtype), attn_mask=mask, enable_gqa=True

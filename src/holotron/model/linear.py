@@ -17,7 +17,10 @@ WORTHWHILE = 2**23  # multiplications in one product
 ROWS = 32  # fewer rows (decoding) are bound by reading the weight
 
 
-def _onednn(x: Tensor, weight: Tensor) -> Tensor:
+def onednn(x: Tensor, weight: Tensor) -> Tensor:
+    """x (.., in) times weight (out, in) transposed, both possibly views; no gradient."""
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        weight = weight.contiguous()  # with gaps between rows oneDNN takes its reference code, a thousand times slower
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return product
 
@@ -28,34 +31,38 @@ class _OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _onednn(x, weight)
+        return onednn(x, weight)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        dx = _onednn(gradient, weight.t()) if ctx.needs_input_grad[0] else None
+        dx = onednn(gradient, weight.t()) if ctx.needs_input_grad[0] else None
         dw = None
         if ctx.needs_input_grad[1]:
             rows = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
             wide = weight.shape[0] > weight.shape[1]  # the longer side last is faster
-            dw = _onednn(rows[0].t(), rows[1].t()).t() if wide else _onednn(rows[1].t(), rows[0].t())
+            dw = onednn(rows[0].t(), rows[1].t()).t() if wide else onednn(rows[1].t(), rows[0].t())
         return dx, dw
 
 
-def worthwhile(x: Tensor, weight: Tensor) -> bool:
-    """Whether x (..., in) W^T, weight (out, in), is large enough, fp32 and on a CPU whose torch has oneDNN."""
-    if x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32:
-        return False
-    rows = x.numel() // max(x.shape[-1], 1)
+def onednn_serves(x: Tensor) -> bool:
+    """Whether x is fp32 on a CPU, outside autocast, and this torch has oneDNN switched on."""
     return (
-        rows >= ROWS
-        and rows * weight.numel() >= WORTHWHILE
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch._C._get_mkldnn_enabled()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def worthwhile(x: Tensor, weight: Tensor) -> bool:
+    """Whether x (..., in) W^T, weight (out, in), goes through oneDNN: where it can, and is large enough."""
+    rows = x.numel() // max(x.shape[-1], 1)
+    large = rows >= ROWS and rows * weight.numel() >= WORTHWHILE
+    return large and weight.dtype == torch.float32 and onednn_serves(x)
 
 
 class Linear(nn.Linear):
@@ -70,4 +77,4 @@ class Linear(nn.Linear):
         if torch.is_grad_enabled():
             product: Tensor = _OneDnnLinear.apply(x, self.weight)  # type: ignore[no-untyped-call]
             return product
-        return _onednn(x, self.weight)
+        return onednn(x, self.weight)
