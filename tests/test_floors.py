@@ -18,7 +18,7 @@ FLOORS = {
     "data": 4, "report": 4,
     "training": 5, "evaluation": 5, "bench": 5,
     "cli": TOP, "demo": TOP, "web": TOP, "live": TOP, "doctor": TOP, "failures": TOP,
-    "inspection": TOP, "inspection_view": TOP,
+    "inspection": TOP, "inspection_view": TOP, "look": TOP,
 }  # fmt: skip
 # What a room must not know although it lies lower, or is not ours at all.
 STRANGERS = {

@@ -185,6 +185,35 @@ def report(
         typer.echo(write_picture(folder, picture))
 
 
+@app.command()
+def look(
+    screenshot: Annotated[Path, typer.Argument(metavar="SCREENSHOT", help="PNG, JPEG or WebP file.")],
+    task: Annotated[str, typer.Argument(help="The question or task, in your own words.")],
+    model: Annotated[Path | None, typer.Option("--model", help="Checkpoint folder; default: the pilot.")] = None,
+    at: Annotated[
+        str, typer.Option("--at", help="prompt: as it begins to reply. point: as it writes where to click.")
+    ] = "prompt",
+    layer: Annotated[str, typer.Option("--layer", help="last, mean, all (a panel each), or a layer's place.")] = "last",
+    contract: ContractOption = None,
+    out: Annotated[Path | None, typer.Option("--out", help="PNG; default: NAME-attention.png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object too.")] = False,
+) -> None:
+    """Draw what a model attends to on a screenshot, asked as an agent asks it.
+
+    The model sees the task in its own contract's words. Only attention layers are drawn: what Mamba layers remember of
+    a picture has no place on it.
+    """
+    from holotron import look as looking
+    from holotron.demo import find_pilot
+
+    found = looking.look(screenshot, task, model or find_pilot(), at=at, layer=layer, contract=contract)
+    path = looking.draw(found, out or Path(f"{screenshot.stem}-attention.png"))
+    if as_json:
+        typer.echo(looking.as_json(found, path))
+    else:
+        typer.echo("\n".join([*looking.summary(found), str(path)]))
+
+
 class InspectCommand(TyperCommand):
     """Lists the presets under its help. Reading them imports torch, so only when that help is asked for."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holotron.model.config import ConfigError
+from holotron.model.config import ConfigError, HolotronConfig
 from holotron.model.modeling import EncodedImages, HolotronForConditionalGeneration
 from holotron.model.processed_image import ProcessedImage
 
@@ -92,6 +92,15 @@ def attention_map(
     return AttentionMap(tuple(seen.layers), seen.mass(len(ids)), at, tuple(images), by_image, pointer)
 
 
+def attention_layers(config: HolotronConfig) -> list[int]:
+    """Places of the attention layers in the layer pattern. Raises ConfigError where there is none."""
+    pattern = config.language.hybrid_override_pattern
+    layers = [i for i, kind in enumerate(pattern) if kind == "*"]
+    if not layers:
+        raise ConfigError(f"the layer pattern {pattern!r} has no attention layer (*): nothing attends")
+    return layers
+
+
 @dataclass(slots=True)
 class Captured:
     """Queries (heads, size) and keys (tokens, kv heads, size) of each attention layer, from one forward pass."""
@@ -120,12 +129,7 @@ def capture(model: HolotronForConditionalGeneration, query: int) -> Iterator[Cap
 
     Outputs are not changed, and nothing stays behind on the model. Raises ConfigError where no layer attends.
     """
-    language = model.config.language
-    layers = [i for i, kind in enumerate(language.hybrid_override_pattern) if kind == "*"]
-    if not layers:
-        raise ConfigError(
-            f"the layer pattern {language.hybrid_override_pattern!r} has no attention layer (*): nothing attends"
-        )
+    language, layers = model.config.language, attention_layers(model.config)
     seen = Captured(layers, query, language.head_dim)
 
     def keep(store: dict[int, Tensor], layer: int, wanted: slice | int) -> Any:
