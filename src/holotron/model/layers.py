@@ -85,7 +85,7 @@ class Mamba2Mixer(nn.Module):
         self, xbc: Tensor, dt: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None
     ) -> Tensor:
         """xbc (B, T, channels) after the convolution, dt (B, T, H) raw -> y (B, T, H, P) fp32; the state is kept."""
-        cfg = self.config
+        cfg, exact = self.config, dt.dtype == torch.float32
         dt = F.softplus(dt.float() + self.dt_bias.float())
         low, high = cfg.time_step_limit
         if low > 0 or math.isfinite(high):
@@ -103,7 +103,7 @@ class Mamba2Mixer(nn.Module):
         else:
             before = None if cache is None else cache.ssm[self.index]
             chunk = None if x.device.type == "cpu" else cfg.chunk_size
-            y, state = ssd_chunked(x, dt, a, b, c, d, chunk, before, segments)
+            y, state = ssd_chunked(x, dt, a, b, c, d, chunk, before, segments, exact)
         if cache is not None:
             cache.ssm[self.index] = state
         return y

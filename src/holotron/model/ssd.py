@@ -52,6 +52,7 @@ def ssd_chunked(
     chunk_size: int | None = None,
     initial_state: Tensor | None = None,
     segments: Tensor | None = None,
+    exact: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Many tokens at once. Padding tokens must have dt = 0: they leave the state unchanged.
 
@@ -60,14 +61,21 @@ def ssd_chunked(
     chunk_size None takes the length that is fastest on a CPU; it changes rounding alone.
     segments (B, L) integers that never fall along a row: the state starts from zeros where they change, and
     initial_state belongs to the document of the first token.
+    exact False says that inputs were 16 bit, so that on CUDA kernels may round products (see ssd_kernels.py).
     Returns y (B, L, H, P) and the state after the last token (B, H, P, N), in the dtype of x. Differentiable once.
     """
     batch, length, heads, width = x.shape
     state = x.new_zeros(batch, heads, width, b.shape[-1]) if initial_state is None else initial_state.to(x.dtype)
     if not length:
         return x, state
-    chunk = min(chunk_size or cpu_chunk(width + b.shape[-1]), length)
-    y, state = _ChunkScan.apply(x, dt, a, b, c, d, state, segments, chunk)  # type: ignore[no-untyped-call]
+    chunk = chunk_size or cpu_chunk(width + b.shape[-1])
+    if x.device.type == "cuda":
+        from holotron.model import ssd_kernels
+
+        kernel = ssd_kernels.installed() if ssd_kernels.serves(exact) else None
+        if kernel is not None:
+            return kernel(x, dt, a, b, c, d, chunk, state, segments)
+    y, state = _ChunkScan.apply(x, dt, a, b, c, d, state, segments, min(chunk, length))  # type: ignore[no-untyped-call]
     return y, state
 
 
