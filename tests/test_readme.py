@@ -20,7 +20,7 @@ import tables  # noqa: E402
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
 def test_every_command_that_is_named_exists(readme: Path) -> None:
-    named = set(re.findall(r"(?:`|\.venv/bin/)holotron ([a-z]+)\b", readme.read_text()))
+    named = set(re.findall(r"(?:`|\.venv/bin/)holotron ([a-z-]+)\b", readme.read_text()))
     registered = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     registered |= {group.name or "" for group in app.registered_groups}
     assert "doctor" in named
