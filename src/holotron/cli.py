@@ -196,12 +196,11 @@ def look(
     layer: Annotated[str, typer.Option("--layer", help="last, mean, all (a panel each), or a layer's place.")] = "last",
     contract: ContractOption = None,
     out: Annotated[Path | None, typer.Option("--out", help="PNG; default: NAME-attention.png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
     """Draw what a model attends to on a screenshot, asked as an agent asks it.
 
-    The model sees the task in its own contract's words. Only attention layers are drawn: what Mamba layers remember of
-    a picture has no place on it.
+    The model sees the task in its own contract's words. Only attention is drawn: what Mamba layers remember has no map.
     """
     from holotron import look as looking
     from holotron.demo import find_pilot
