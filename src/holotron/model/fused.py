@@ -10,11 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+SMALL = 2**15  # numbers; below, calls cost more than memory
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, fp32: x (.., n), weight (n,), or (.., G, n) and (G, n)."""
-    if x.device.type != "cpu":
-        return F.rms_norm(x, x.shape[-1:], None, eps) * weight
+    if x.device.type != "cpu" or (x.numel() < SMALL and not torch.is_grad_enabled()):
+        return (
+            F.rms_norm(x, x.shape[-1:], weight, eps)
+            if weight.ndim == 1
+            else F.rms_norm(x, x.shape[-1:], None, eps) * weight
+        )
     normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
 

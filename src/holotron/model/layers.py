@@ -74,12 +74,28 @@ class Mamba2Mixer(nn.Module):
         cfg = self.config
         sizes = [cfg.mamba_width, cfg.conv_channels, cfg.mamba_num_heads]
         z, xbc, dt = torch.split(self.in_proj(u), sizes, dim=-1)
-        with torch.autocast(u.device.type, enabled=False):  # dt, decay and state are fp32 whatever is around them
-            xbc = self._convolve(xbc, valid, cache, segments)
-            y = self._recur(xbc, dt, valid, cache, segments)
-            gated = self.norm(y.flatten(-2).to(z.dtype), z)
+        if torch.is_autocast_enabled(u.device.type):
+            with torch.autocast(u.device.type, enabled=False):  # dt, decay and state are fp32 whatever is around them
+                gated = self._mix(z, xbc, dt, valid, cache, segments)
+        else:
+            gated = self._mix(z, xbc, dt, valid, cache, segments)
         out: Tensor = self.out_proj(gated)
         return out
+
+    def _mix(
+        self,
+        z: Tensor,
+        xbc: Tensor,
+        dt: Tensor,
+        valid: Tensor | None,
+        cache: HybridCache | None,
+        segments: Tensor | None,
+    ) -> Tensor:
+        """What lies between the projections, (B, T, width) in the dtype of z."""
+        xbc = self._convolve(xbc, valid, cache, segments)
+        y = self._recur(xbc, dt, valid, cache, segments)
+        gated: Tensor = self.norm(y.flatten(-2).to(z.dtype), z)
+        return gated
 
     def _recur(
         self, xbc: Tensor, dt: Tensor, valid: Tensor | None, cache: HybridCache | None, segments: Tensor | None
@@ -125,7 +141,10 @@ class Mamba2Mixer(nn.Module):
             first = valid.sum(1)[:, None] + torch.arange(kernel - 1, device=xbc.device)
             tail = padded.gather(1, first.unsqueeze(-1).expand(-1, -1, padded.shape[-1]))
         cache.conv[self.index] = tail.transpose(1, 2)
-        return conv_silu(padded, weight, self.conv1d.bias)[:, kernel - 1 :]
+        if length > 1:
+            return conv_silu(padded, weight, self.conv1d.bias)[:, kernel - 1 :]
+        out = (padded * weight.t()).sum(1, keepdim=True)
+        return F.silu(out if self.conv1d.bias is None else out + self.conv1d.bias)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

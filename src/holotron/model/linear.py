@@ -70,9 +70,10 @@ class Linear(nn.Linear):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
+        self.smallest = max(ROWS * in_features, WORTHWHILE // out_features)  # numbers in x; decoding asks no further
 
     def forward(self, x: Tensor) -> Tensor:
-        if not worthwhile(x, self.weight):
+        if x.numel() < self.smallest or not worthwhile(x, self.weight):
             return F.linear(x, self.weight)
         if torch.is_grad_enabled():
             product: Tensor = _OneDnnLinear.apply(x, self.weight)  # type: ignore[no-untyped-call]
