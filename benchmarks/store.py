@@ -45,7 +45,7 @@ def store(
     """Write the result and print its figures. `figures` is flat; `rows` what they were made from."""
     versions = package_versions() | {"python": platform.python_version()}
     result = {
-        "figures": {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in figures.items()},
+        "figures": {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in figures.items()},
         "machine": {"cpu": processor(), "cores": f"{os.cpu_count()} cores", "system": platform.system()},
         "versions": versions | ({"chromium": browser} if browser else {}),
         "date": datetime.now(UTC).date().isoformat(),

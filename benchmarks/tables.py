@@ -67,6 +67,28 @@ LABELS = {
     "random_easy20_mean": ("The same with random clicks", "Lo mismo con clics al azar"),
     "untrained_easy20_mean": ("The same with an untrained pilot", "Lo mismo con un piloto sin entrenar"),
     "parameters": ("Parameters of the pilot", "Parámetros del piloto"),
+    "train_speedup_vs_transformers": (
+        "Training step, labels on replies: transformers' time over ours",
+        "Paso de entrenamiento, etiquetas en las respuestas: tiempo de transformers entre el nuestro",
+    ),
+    "train_all_labels_speedup_vs_transformers": (
+        "The same, every token labelled",
+        "Lo mismo, con todos los tokens etiquetados",
+    ),
+    "train_tokens_per_s": ("Tokens trained per second", "Tokens entrenados por segundo"),
+    "prefill_speedup_vs_transformers": (
+        "Prefill of 2,048 tokens: transformers' time over ours",
+        "Lectura de 2.048 tokens: tiempo de transformers entre el nuestro",
+    ),
+    "prefill_tokens_per_s": ("Tokens prefilled per second", "Tokens leídos por segundo"),
+    "preprocess_1080p_ms": ("1920x1080 screenshot to tiles, one core", "Captura de 1920x1080 a teselas, un núcleo"),
+    "preprocess_1080p_uint8_ms": ("The same, 8-bit resize", "Lo mismo, con reescalado de 8 bits"),
+    "max_logit_diff_nemotron_h": (
+        "Largest difference of a logit, dense text model",
+        "Mayor diferencia de un logit, modelo de texto denso",
+    ),
+    "max_logit_diff_moe": ("The same, mixture of experts", "Lo mismo, mezcla de expertos"),
+    "max_logit_diff_omni_dense": ("The same, with images", "Lo mismo, con imágenes"),
     "demo_first_action_s": ("Demo: time to the first action", "Demo: tiempo hasta la primera acción"),
     "demo_seconds": ("Demo: time in all, 60 episodes", "Demo: tiempo total, 60 episodios"),
     "actions_per_s": ("Demo: actions per second", "Demo: acciones por segundo"),
@@ -197,6 +219,12 @@ def shown(name: str, value: float, language: str) -> str:
         text, unit = f"{value / 1024:,.1f}", " KiB"
     elif name == "parameters":
         text, unit = f"{value / 1e6:.2f}", " M"
+    elif name.endswith("_ms"):
+        text, unit = f"{value:,.1f}", " ms"
+    elif name.endswith("_speedup_vs_transformers"):
+        text, unit = f"{value:,.2f}", "x"
+    elif 0 < abs(value) < 1e-3:
+        text, unit = f"{value:.1e}", ""
     elif name.endswith(("_seconds", "_s")) and not name.endswith("_per_s"):
         text, unit = f"{value:,.1f}", " s"
     else:

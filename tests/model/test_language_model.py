@@ -187,3 +187,22 @@ def test_state_is_constant_and_counted(seed: int) -> None:
         assert cache.kv_bytes(1) == (step + 1) * config.kv_bytes_per_token()
     # 3 Mamba layers: 8 x 16 x 16 SSM and 3 columns of 128 + 2 x 2 x 16 channels, 4 bytes each
     assert config.state_bytes() == 3 * 4 * (8 * 16 * 16 + 3 * 192)
+
+
+def test_loss_without_logits(seed: int) -> None:
+    """The same loss and gradients, whether unlabelled tokens are scored or not; packed documents included."""
+    model = build()
+    ids = tokens(3, 30)
+    labels = ids.masked_fill(torch.rand(ids.shape) < 0.7, -100)
+    segments = torch.arange(30).expand(3, -1) // 11
+    found = []
+    for whole in (True, False):
+        model.zero_grad()
+        out = model(ids, labels=labels, segment_ids=segments, return_logits=whole)
+        out.loss.backward()
+        assert (out.logits is not None) == whole
+        found.append((out.loss.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+    (loss, gradients), (other, others) = found
+    assert loss > 0 and abs(loss - other) < 1e-5 * loss
+    for first, second in zip(gradients, others, strict=True):
+        assert (first - second).abs().max() <= 1e-5 * first.abs().max().clamp(min=1e-3)

@@ -19,8 +19,8 @@ BLOCK = 128
 
 
 def serves(q: Tensor) -> bool:
-    """Whether `causal_attention` takes q (B, heads, T, size) and gains by it."""
-    return onednn_serves(q) and q.shape[2] >= 2 * BLOCK and q.shape[3] >= 16
+    """Whether `causal_attention` takes q (B, heads, T, size) and gains by it: it does where there are gradients."""
+    return torch.is_grad_enabled() and onednn_serves(q) and q.shape[2] >= 2 * BLOCK and q.shape[3] >= 16
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

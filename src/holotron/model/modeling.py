@@ -128,29 +128,36 @@ class HolotronForConditionalGeneration(PreTrainedModel):  # type: ignore[no-unty
         cache: HybridCache | None = None,
         labels: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        return_logits: bool = True,
         **kwargs: Any,
     ) -> CausalLMOutput:
         """Logits (B, T, vocab) of ids (B, T); `lengths` (B,) where rows are right-padded.
 
         `segment_ids` (B, T) where a row packs several documents (see LanguageModel.forward). `labels` (B, T), -100
         where there is nothing to learn, are shifted here and give `loss`; no document's first token is predicted
-        from the document before. Other arguments, which wrappers may pass as None, raise TypeError.
+        from the document before. With `return_logits` False only the loss is made, from the tokens that have a label:
+        in fine-tuning few have one, and the vocabulary is the widest product. Other arguments, which wrappers may
+        pass as None, raise TypeError.
         """
         refuse_arguments(kwargs)
         image_tokens = None
         if pixel_values is not None:
             image_tokens = self.encode_images(pixel_values).tokens.flatten(0, 1)
         hidden = self.language_model(self.embed(input_ids, image_tokens), lengths, cache, segment_ids)
-        logits = self.language_model.lm_head(hidden)
-        loss = None
-        if labels is not None:
-            targets = labels[:, 1:]
-            if segment_ids is not None:
-                inside = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] >= 0)
-                targets = targets.masked_fill(~inside, -100)
-            loss = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), targets.flatten(), ignore_index=-100
-            )
+        lm_head = self.language_model.lm_head
+        if labels is None:
+            return CausalLMOutput(logits=lm_head(hidden), hidden_states=(hidden,))
+        targets = labels[:, 1:]
+        if segment_ids is not None:
+            inside = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] >= 0)
+            targets = targets.masked_fill(~inside, -100)
+        if return_logits:
+            logits = lm_head(hidden)
+            scored = logits[:, :-1].flatten(0, 1)
+        else:
+            logits, taught = None, targets != -100
+            scored, targets = lm_head(hidden[:, :-1][taught]), targets[taught]
+        loss = nn.functional.cross_entropy(scored.float(), targets.flatten(), ignore_index=-100)
         return CausalLMOutput(loss=loss, logits=logits, hidden_states=(hidden,))
 
 
