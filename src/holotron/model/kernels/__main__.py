@@ -1,0 +1,24 @@
+"""Build the CPU kernels, or say why they cannot be built: all else works without them, slower."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from holotron.model import kernels
+
+
+def main() -> int:
+    start = time.perf_counter()
+    there = kernels.library().is_file()
+    try:
+        path = kernels.build()
+    except kernels.BuildError as error:
+        print(f"CPU kernels: not built. {error}", file=sys.stderr)
+        return 1
+    print(f"CPU kernels: {path} ({'was there' if there else f'built in {time.perf_counter() - start:.0f} s'})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
