@@ -9,3 +9,7 @@ class ModelLoadError(RuntimeError):
 
 class EngineError(RuntimeError):
     """The engine failed while it served, through no fault of the request's."""
+
+
+class RequestFailed(EngineError):
+    """One request could not go on, such as where no token fits its grammar; the others did."""
