@@ -176,10 +176,9 @@ def by_length(file: Path, language: str) -> str:
     ):
         lines.append(f"| {label} | | " + " | ".join(f"{sizes[m][name] / unit:.4g}" for m in models) + " | |")
     seeds = result["figures"]["seeds"]
+    averaged = "one seed" if seeds == 1 else f"mean of {seeds} seeds (worst-best)"
     measured = WORDS[language][2].format(command=result["command"], rest=_origin(result))
-    return "\n".join(
-        [*lines, "", f"Right answers in percent; mean of {seeds} seeds (worst-best). + longer than trained. {measured}"]
-    )
+    return "\n".join([*lines, "", f"Right answers in percent; {averaged}. + longer than trained. {measured}"])
 
 
 def _spread(values: list[float]) -> str:
