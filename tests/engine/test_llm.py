@@ -356,7 +356,7 @@ def test_image_ids_that_are_generated_are_plain_tokens(llm: LLM, tokenizer: PreT
     sequence = llm.prepare(PROMPTS[1], SamplingParams(max_tokens=4, ignore_eos=True))
     llm.add_request(sequence)
     llm.step()
-    sequence.pending = [image_token]
+    sequence.tokens[-1] = image_token
     while llm.has_unfinished:
         outputs = llm.step()
     assert outputs[0].metrics.output_tokens == 4

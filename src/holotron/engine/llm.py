@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
@@ -17,18 +20,33 @@ from holotron.engine.checkpoint import build_image_processor, find_folder, load_
 from holotron.engine.errors import EngineError, ModelLoadError
 from holotron.engine.grammar import Grammars
 from holotron.engine.outputs import RequestOutput
+from holotron.engine.pages import PagePool
+from holotron.engine.pointer import Pointer
+from holotron.engine.prefix_tree import Key, PrefixTree, prompt_key
 from holotron.engine.prompts import Message, Prompt, read_messages, read_prompt
 from holotron.engine.runner import Runner
 from holotron.engine.sampling_params import SamplingParams
+from holotron.engine.scheduler import Scheduler
 from holotron.engine.sequence import Sequence
+from holotron.engine.vision_cache import VisionCache, image_hash, tile_hashes
 from holotron.engine.vocabulary import Vocabulary
-from holotron.model.cache import HybridCache
+from holotron.model.flat import SavedState, StatePool
 from holotron.model.image_tokens import expand_images
 from holotron.model.images import ProcessedImage
 from holotron.model.modeling import HolotronForConditionalGeneration
 from holotron.model.pictures import Picture
 
-_MAX_PREFILL_TOKENS = 8192  # of one padded batch; a single longer prompt still runs, alone
+_CLOSE = 16  # tokens: a snapshot so near to another is not worth its bytes
+_RECENT = 8  # prompts that a new one is compared with, to find what it shares with other conversations
+
+
+@dataclass(slots=True, frozen=True)
+class Kept:
+    """A sequence after some token: what the prefix tree keeps of it. The pages are shared, not copied."""
+
+    state: SavedState
+    pages: list[int]
+    pointer: Pointer | None
 
 
 class LLM:
@@ -36,7 +54,9 @@ class LLM:
 
     `model` is a checkpoint folder, a hub id, or a model, which then needs its `tokenizer`. `max_batch` sequences run at
     once, `max_model_len` tokens is the most for prompt and reply together (default: the config's), `threads`
-    the CPU threads of the whole process (default: as they are). Raises ModelLoadError.
+    the CPU threads of the whole process (default: as they are). A step computes about `step_tokens`. Memory, in bytes:
+    `kv_bytes` for keys and values, `snapshot_bytes` for states kept after a request (0: no prefix is reused),
+    `vision_bytes` for encoded tiles. Raises ModelLoadError.
     """
 
     def __init__(
@@ -47,6 +67,11 @@ class LLM:
         max_batch: int = 32,
         max_model_len: int | None = None,
         threads: int | None = None,
+        step_tokens: int = 2048,
+        page_tokens: int = 64,
+        kv_bytes: int = 2**30,
+        snapshot_bytes: int = 2**29,
+        vision_bytes: int = 2**28,
         skip_forced_tokens: bool = True,
     ) -> None:
         if max_batch < 1:
@@ -62,19 +87,46 @@ class LLM:
             raise ModelLoadError("a model given as an object needs its tokenizer beside it")
         self.model = model
         torch.nn.Module.eval(model)
-        self.vocabulary = Vocabulary(tokenizer, model.config.language.vocab_size)
+        language = model.config.language
+        self.vocabulary = Vocabulary(tokenizer, language.vocab_size)
         self.special = special_ids(model, tokenizer, folder)
         self.vocabulary.stops = self.special.stop
         self.max_batch = max_batch
-        self.max_model_len = max_model_len or model.config.language.max_position_embeddings
+        longest = max_model_len or language.max_position_embeddings
+        page_bytes = StatePool.page_bytes(language, page_tokens, model.dtype)
+        most = max_batch * -(-longest // page_tokens)
+        pages = PagePool(min(kv_bytes // page_bytes, 2 * most) if page_bytes else most, page_tokens)
+        self.max_model_len = min(longest, pages.pages * page_tokens)
+        self.pool = StatePool.create(language, max_batch, pages.pages, page_tokens, model.dtype)
+        self.scheduler = Scheduler(pages, max_batch, step_tokens)
+        self.vision = VisionCache(vision_bytes)
+        self._snapshot_bytes = language.state_bytes() + page_bytes  # the last page is seldom shared
+        self.prefixes = self._empty_tree(snapshot_bytes)
+        self._recent: deque[Key] = deque(maxlen=_RECENT)
         self._grammars = Grammars(self.vocabulary)
         self._images = build_image_processor(model)
-        self._runner = Runner(model, skip_forced=skip_forced_tokens)
+        self._runner = Runner(model, self.pool, self.vision, skip_forced=skip_forced_tokens)
         self._numbers = itertools.count()
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        self._cache: HybridCache | None = None  # its rows are `running`, in order
         self._done: list[Sequence] = []
+
+    def _empty_tree(self, budget: int) -> PrefixTree[Kept]:
+        language = self.model.config.language
+        per_token = 2.0 * sum(p.numel() for p in self.model.language_model.backbone.layers.parameters())
+        heads = language.hybrid_override_pattern.count("*") * language.num_attention_heads
+        return PrefixTree(
+            budget,
+            lambda kept: self.scheduler.pages.release(kept.pages),
+            flops_per_token=per_token,
+            flops_per_pair=4.0 * heads * language.head_dim,
+        )
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return self.scheduler.waiting
+
+    @property
+    def running(self) -> list[Sequence]:
+        return self.scheduler.running
 
     def generate(
         self,
@@ -118,18 +170,12 @@ class LLM:
     def add_request(self, request: Sequence | Prompt, params: SamplingParams | None = None) -> str:
         """Queue a prepared request, or prepare and queue a prompt. Returns its id. Raises ValueError."""
         sequence = request if isinstance(request, Sequence) else self.prepare(request, params)
-        self.waiting.append(sequence)
+        self.scheduler.add(sequence)
         return sequence.request_id
 
     def abort(self, request_id: str) -> bool:
         """Stop a request; the next step hands back what it had. False if it is not in the engine."""
-        for sequence in self.waiting:
-            if sequence.request_id == request_id:
-                self.waiting.remove(sequence)
-                sequence.finish_reason = "abort"
-                self._done.append(sequence)
-                return True
-        for sequence in self.running:
+        for sequence in (*self.waiting, *self.running):
             if sequence.request_id == request_id:
                 sequence.finish_reason = "abort"
                 return True
@@ -139,62 +185,131 @@ class LLM:
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running or self._done)
 
+    @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
-        """Prefill what waits and fits, else decode one step of what runs. Returns the requests that ended."""
+        """Advance what runs by a token each and read on in the prompts. Returns the requests that ended."""
         self._retire()  # what was aborted since the last step costs no forward pass
-        admitted = self._schedule()
-        if admitted:
-            fresh = self._runner.prefill(admitted)
-            self._join(admitted, fresh)
-        elif self._cache is not None:
-            self._runner.decode(self.running, self._cache)
+        for sequence in self.scheduler.admit(self._start, self.prefixes.evict_one):
+            self._runner.begin(sequence)
+        self._retire()
+        planned = self.scheduler.plan(self.prefixes.evict_one)
+        if planned:
+            self._runner.step(planned)
+            for sequence, _ in planned:
+                if sequence.seen in sequence.borders:
+                    self._remember(sequence)
         self._retire()
         done, self._done = self._done, []
         return [sequence.result() for sequence in done]
 
     def reset(self) -> None:
-        """Forget all requests, as after a failed step."""
-        self.waiting.clear()
-        self.running.clear()
+        """Forget all requests and snapshots, as after a failed step."""
+        for sequence in (*self.waiting, *self.running):
+            self.scheduler.leave(sequence)
         self._done.clear()
-        self._cache = None
+        while self.prefixes.evict_one():
+            pass
+
+    def stats(self) -> dict[str, float]:
+        """What is in the engine now, and what it did since it was made."""
+        pages, tree = self.scheduler.pages, self.prefixes.stats
+        return {
+            "running": len(self.running),
+            "waiting": len(self.waiting),
+            "preemptions": self.scheduler.preemptions,
+            "kv_usage": 1 - pages.free / pages.pages if pages.pages else 0.0,
+            "prefix_queries": tree.tokens_asked,
+            "prefix_hits": tree.tokens_hit,
+            "snapshots": tree.snapshots,
+            "snapshot_bytes": tree.bytes,
+            "tiles_requested": self.vision.requested,
+            "tiles_encoded": self.vision.encoded,
+        }
 
     def check_integrity(self) -> None:
-        """Raises EngineError if sequences and cache rows do not match, as after a leak."""
-        rows = [] if self._cache is None else self._cache.lengths.tolist()
-        seen = [sequence.tokens_seen for sequence in self.running]
-        if rows != seen or (self._cache is not None and not rows):
-            raise EngineError(f"cache rows hold {rows} tokens, the running sequences {seen}: a slot leaked")
-        if len(self.running) > self.max_batch:
-            raise EngineError(f"{len(self.running)} sequences run, the limit is {self.max_batch}")
+        """Raises EngineError unless every slot, page and snapshot is free or has its owner."""
+        held = [sequence.slot for sequence in self.running]
+        slots = sorted([*self.scheduler.free_slots, *(slot for slot in held if slot is not None)])
+        if slots != list(range(self.max_batch)):
+            raise EngineError(f"slots free or held are {slots} of {self.max_batch}: a slot leaked")
+        kept = [payload.pages for payload in self.prefixes.payloads()]
+        self.scheduler.pages.check([*kept, *(sequence.pages for sequence in self.running)])
+        self.prefixes.check(0)
 
-    def _schedule(self) -> list[Sequence]:
-        admitted: list[Sequence] = []
-        longest = 0
-        while self.waiting and len(self.running) + len(admitted) < self.max_batch:
-            longest = max(longest, len(self.waiting[0].pending))
-            if admitted and longest * (len(admitted) + 1) > _MAX_PREFILL_TOKENS:
-                break
-            admitted.append(self.waiting.popleft())
-        return admitted
+    def _start(self, sequence: Sequence) -> None:
+        """Put an admitted sequence where the longest usable snapshot left off, or at its beginning."""
+        assert sequence.slot is not None
+        key = self._key(sequence)
+        found = self.prefixes.find(key, len(key) - 1)
+        points = sequence.wants_pointer and Pointer.available(self.model)
+        if found is not None and points and found.position > sequence.spans[-1][0] and found.payload.pointer is None:
+            found = self.prefixes.find(key, sequence.spans[-1][0])  # the newest image has to be read again
+        if found is None:
+            self.pool.clear(sequence.slot)
+        else:
+            kept, size = found.payload, self.scheduler.pages.page_tokens
+            whole, rest = divmod(found.position, size)
+            self.scheduler.pages.share(kept.pages[:whole])
+            sequence.pages = kept.pages[:whole]
+            if rest:  # the page goes on differently in every sequence
+                sequence.pages += self.scheduler.pages.allocate(1)
+                self.pool.copy_page(kept.pages[whole], sequence.pages[whole])
+            self.pool.restore(sequence.slot, kept.state)
+            sequence.seen = found.position
+            if points and found.position > sequence.spans[-1][0]:
+                sequence.pointer = kept.pointer
+            sequence.metrics.cached_tokens = min(found.position, len(sequence.prompt))
+        sequence.metrics.state_bytes = self.model.config.language.state_bytes()
+        if not sequence.metrics.queue_s:
+            sequence.metrics.queue_s = time.perf_counter() - sequence.arrived
+        sequence.borders = self._borders(sequence, key)
+        self._recent.append(key)
 
-    @torch.inference_mode()
-    def _join(self, admitted: list[Sequence], fresh: HybridCache) -> None:
-        self._cache = fresh if self._cache is None else HybridCache.concatenate([self._cache, fresh])
-        self.running += admitted
+    def _borders(self, sequence: Sequence, key: Key) -> list[int]:
+        """Where later prompts may branch off: before the oldest picture, which a window of pictures drops next, after
+        the newest, and where other conversations went different ways."""
+        shared = max((_common(key, other) for other in self._recent), default=0)
+        wanted = [shared]
+        if sequence.spans:
+            first, last = sequence.spans[0][0], sequence.spans[-1][1]
+            tokens, special = sequence.tokens, self.special
+            wanted.append(first - (first > 0 and tokens[first - 1] == special.image_start))
+            wanted.append(last + (last < len(tokens) and tokens[last] == special.image_end))
+        borders: list[int] = []
+        for border in sorted(set(wanted), reverse=True):
+            near = borders and borders[-1] - border < _CLOSE
+            if sequence.seen + _CLOSE <= border < len(sequence.tokens) and not near:
+                borders.append(border)
+        return borders[::-1]
 
-    @torch.inference_mode()
-    def _retire(self) -> None:
-        """Take finished sequences and their cache rows out of the batch."""
-        keep = [row for row, sequence in enumerate(self.running) if sequence.finish_reason is None]
-        if len(keep) == len(self.running) or self._cache is None:
+    def _remember(self, sequence: Sequence) -> None:
+        """Keep a snapshot of a sequence where it is."""
+        key = self._key(sequence)[: sequence.seen]
+        if self._snapshot_bytes > self.prefixes.budget_bytes or len(key) < _CLOSE or self.prefixes.touch(key):
             return
-        for row, sequence in enumerate(self.running):
-            if sequence.finish_reason is not None:
-                sequence.metrics.kv_bytes = self._cache.kv_bytes(row)
-                self._done.append(sequence)
-        self.running = [self.running[row] for row in keep]
-        self._cache = self._cache.select(keep) if keep else None
+        assert sequence.slot is not None
+        pages = self.scheduler.pages
+        kept = Kept(self.pool.save(sequence.slot), sequence.pages[: pages.pages_for(sequence.seen)], sequence.pointer)
+        pages.share(kept.pages)
+        if not self.prefixes.insert(key, kept, self._snapshot_bytes):
+            pages.release(kept.pages)
+
+    def _key(self, sequence: Sequence) -> Key:
+        output = np.array(sequence.tokens[len(sequence.prompt) :], dtype=np.int64)
+        return np.concatenate([sequence.key, output])
+
+    def _retire(self) -> None:
+        """Take finished sequences out; those that ran through leave a snapshot for their conversation's next turn."""
+        for sequence in [s for s in (*self.waiting, *self.running) if s.finish_reason is not None]:
+            if sequence.slot is not None:
+                sequence.metrics.kv_bytes = sequence.seen * self.model.config.language.kv_bytes_per_token(
+                    self.model.dtype.itemsize
+                )
+                if sequence.finish_reason != "abort":
+                    self._remember(sequence)
+            self.scheduler.leave(sequence)
+            sequence.encoded.clear()
+            self._done.append(sequence)
 
     def _sequence(self, ids: list[int], pictures: list[Picture], params: SamplingParams) -> Sequence:
         images = [self._process(picture, i) for i, picture in enumerate(pictures)]
@@ -206,6 +321,10 @@ class LLM:
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens; with a reply it must stay within {self.max_model_len}"
             )
+        tiles = [tile_hashes(image.pixel_values) for image in images]
+        hashes = [
+            image_hash(keys, image.grid, (image.width, image.height)) for keys, image in zip(tiles, images, strict=True)
+        ]
         wanted = params.structured_outputs
         seed = random.getrandbits(63) if params.seed is None else params.seed
         return Sequence(
@@ -217,6 +336,9 @@ class LLM:
             constraint=None if wanted is None else self._grammars.constraint(wanted),
             generator=torch.Generator().manual_seed(seed),
             max_tokens=min(params.max_tokens, room),
+            key=prompt_key(prompt, image_token if images else None, hashes, counts),
+            spans=_spans(prompt, image_token, counts),
+            tiles=tiles,
         )
 
     def _process(self, picture: Picture, index: int) -> ProcessedImage:
@@ -243,6 +365,22 @@ class LLM:
             if output.error is not None:
                 raise EngineError(f"{output.request_id}: {output.error}")
         return [found[sequence.request_id] for sequence in sequences]
+
+
+def _spans(prompt: list[int], image_token: int | None, counts: list[int]) -> list[tuple[int, int]]:
+    """First and last-but-one place of each image's tokens; the tokens of one image follow each other."""
+    if not counts:
+        return []
+    places = [place for place, token in enumerate(prompt) if token == image_token]
+    ends = list(itertools.accumulate(counts))
+    return [(places[end - count], places[end - 1] + 1) for end, count in zip(ends, counts, strict=True)]
+
+
+def _common(first: Key, second: Key) -> int:
+    """How many tokens two prompts begin with together."""
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
 def _paired(

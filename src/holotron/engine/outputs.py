@@ -21,9 +21,10 @@ class Pointed:
 class RequestMetrics:
     """Counts are tokens, times seconds, sizes bytes.
 
-    Times of work that was shared by a batch are the whole batch's. `forced_tokens`, part of `output_tokens`,
-    were the only ones the grammar allowed and cost no sampling step. `state_bytes` is the recurrent state,
-    the same for any length; `kv_bytes` the keys and values in use at the end.
+    Times of work that was shared by a batch are the whole batch's. `cached_tokens` of the prompt were not computed; of
+    the `tiles_requested` of its images that had to be looked at, `tiles_encoded` were new. `forced_tokens`, part of
+    `output_tokens`, were the only ones the grammar allowed and cost no sampling step. `state_bytes` is the recurrent
+    state, the same for any length; `kv_bytes` the keys and values in use at the end.
     """
 
     prompt_tokens: int = 0
@@ -31,6 +32,8 @@ class RequestMetrics:
     output_tokens: int = 0
     forced_tokens: int = 0
     image_tokens: int = 0
+    tiles_requested: int = 0
+    tiles_encoded: int = 0
     queue_s: float = 0.0
     encode_s: float = 0.0
     prefill_s: float = 0.0

@@ -1,9 +1,11 @@
-"""Runs the model over a batch of sequences and chooses their next tokens."""
+"""Runs the model over a step's pieces of sequences and chooses their next tokens."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,87 +15,118 @@ from holotron.engine.outputs import Pointed
 from holotron.engine.pointer import Pointer
 from holotron.engine.sampler import choose, top_logprobs
 from holotron.engine.sequence import Sequence
-from holotron.model.cache import HybridCache
+from holotron.engine.vision_cache import VisionCache
+from holotron.model.flat import Run, StatePool, forward_flat
 from holotron.model.modeling import EncodedImages, HolotronForConditionalGeneration
-
-_SPARE = 128  # tokens of room for keys and values beyond the prompt, so that few replies have to grow it
 
 
 class Runner:
     """`skip_forced` False makes every token cost a forward pass and a choice; the text stays the same."""
 
-    def __init__(self, model: HolotronForConditionalGeneration, *, skip_forced: bool = True) -> None:
-        self.model = model
-        self.language = model.config.language
+    def __init__(
+        self,
+        model: HolotronForConditionalGeneration,
+        pool: StatePool,
+        vision: VisionCache,
+        *,
+        skip_forced: bool = True,
+    ) -> None:
+        self.model, self.pool, self.vision = model, pool, vision
         self.skip_forced = skip_forced
-        self._image_token: int | None = model.config.img_context_token_id
 
     @torch.inference_mode()
-    def prefill(self, sequences: list[Sequence]) -> HybridCache:
-        """One padded batch of prompts; afterwards each sequence has its first token, or is finished."""
-        if self.skip_forced:
-            for sequence in sequences:  # a reply's forced beginning rides along with its prompt
-                _guarded(sequence, sequence.append_forced)
+    def step(self, planned: list[tuple[Sequence, int]]) -> None:
+        """Compute `count` pending tokens of each sequence, runs of one first, and choose for those that are through."""
         start = time.perf_counter()
-        encoded = self._encode([s for s in sequences if s.images])
-        encode_s = time.perf_counter() - start if encoded else 0.0
-        longest = max(len(s.pending) for s in sequences)
-        cache = HybridCache.empty(self.language, len(sequences), longest + _SPARE)
-        hidden, lengths = self._forward(sequences, cache, encoded)
-        prefill_s = time.perf_counter() - start - encode_s
-        for row, sequence in enumerate(sequences):
-            metrics = sequence.metrics
-            metrics.queue_s = start - sequence.arrived
-            metrics.encode_s, metrics.prefill_s = encode_s if sequence.images else 0.0, prefill_s
-            metrics.state_bytes = cache.state_bytes()
-            if sequence.images and sequence.params.use_grounding_head and Pointer.available(self.model):
-                sequence.pointer = self._pointer(sequence, encoded[sequence][-1], hidden[row])
-        self._advance(sequences, hidden, lengths)
-        return cache
+        self._encode([sequence for sequence, _ in planned])
+        encoded = time.perf_counter()
+        embeddings = torch.cat([self._embed(sequence, count) for sequence, count in planned])
+        runs = []
+        for sequence, count in planned:
+            assert sequence.slot is not None
+            runs.append(Run(sequence.slot, sequence.seen, count, sequence.pages))
+        hidden = forward_flat(self.model.language_model, embeddings, runs, self.pool)
+        took = time.perf_counter() - encoded
+        ends = torch.tensor([count for _, count in planned]).cumsum(0)
+        due = []
+        for (sequence, count), end in zip(planned, ends.tolist(), strict=True):
+            if sequence.seen < len(sequence.prompt):
+                sequence.metrics.encode_s += encoded - start if sequence.encoded else 0.0
+                sequence.metrics.prefill_s += took
+            self._watch(sequence, hidden[end - count : end])
+            sequence.seen += count
+            if not sequence.pending:
+                due.append((sequence, end - 1))
+        if due:
+            self._advance([sequence for sequence, _ in due], hidden[[row for _, row in due]])
 
-    @torch.inference_mode()
-    def decode(self, sequences: list[Sequence], cache: HybridCache) -> None:
-        """One step of all running sequences, rows of `cache` in their order; it is advanced in place."""
-        hidden, lengths = self._forward(sequences, cache, {})
-        self._advance(sequences, hidden, lengths)
+    def begin(self, sequence: Sequence) -> None:
+        """A reply's forced beginning rides along with its prompt."""
+        if self.skip_forced and not sequence.output:
+            _guarded(sequence, sequence.append_forced)
 
-    def _encode(self, sequences: list[Sequence]) -> dict[Sequence, list[EncodedImages]]:
-        """Images of one shape go through the tower together."""
-        by_shape: dict[torch.Size, list[tuple[Sequence, int]]] = {}
+    def _encode(self, sequences: list[Sequence]) -> None:
+        """The images that the rest of these prompts needs, tile by tile, each distinct tile once."""
+        wanted: dict[bytes, Tensor] = {}
+        needed = []
         for sequence in sequences:
-            for i, image in enumerate(sequence.images):
-                by_shape.setdefault(image.pixel_values.shape[1:], []).append((sequence, i))
-        found: dict[tuple[Sequence, int], EncodedImages] = {}
-        for places in by_shape.values():
-            tiles = [s.images[i].pixel_values for s, i in places]
-            whole = self.model.encode_images(torch.cat(tiles).to(self.model.dtype))
-            counts = [len(t) for t in tiles]
-            parts = zip(torch.split(whole.tokens, counts), torch.split(whole.features, counts), strict=True)
-            for place, (tokens, features) in zip(places, parts, strict=True):
-                found[place] = EncodedImages(tokens, features, whole.columns)
-        return {s: [found[s, i] for i in range(len(s.images))] for s in sequences}
+            for i, (_, end) in enumerate(sequence.spans):
+                if end > sequence.seen and i not in sequence.encoded:
+                    needed.append((sequence, i))
+                    wanted |= zip(sequence.tiles[i], sequence.images[i].pixel_values, strict=True)
+        if not needed:
+            return
+        keys = list(wanted)
+        entries: dict[bytes, Any] = dict(zip(keys, self.vision.get_many(keys), strict=True))
+        keeps = self.model.grounding_head is not None  # nothing else asks for the tower's own features
+        fresh = sorted((key for key in keys if entries[key] is None), key=lambda key: tuple(wanted[key].shape))
+        for _, group in groupby(fresh, key=lambda key: wanted[key].shape):
+            same = list(group)
+            found = self.model.encode_images(torch.stack([wanted[key] for key in same]).to(self.model.dtype))
+            for row, key in enumerate(same):
+                entries[key] = self.vision.put(key, found.tokens[row], found.features[row] if keeps else None)
+        made = set(fresh)
+        for sequence, i in needed:
+            tiles = [entries[key] for key in sequence.tiles[i]]
+            features = [tile.features for tile in tiles if tile.features is not None]
+            sequence.encoded[i] = EncodedImages(
+                torch.stack([tile.tokens for tile in tiles]),
+                torch.stack(features) if features else torch.empty(0),
+                sequence.images[i].tokens_per_tile[0],
+            )
+            sequence.metrics.tiles_requested += len(tiles)
+            own = made.intersection(sequence.tiles[i])
+            sequence.metrics.tiles_encoded += len(own)
+            made -= own  # a tile that two sequences share was encoded for one of them
 
-    def _forward(
-        self, sequences: list[Sequence], cache: HybridCache, encoded: dict[Sequence, list[EncodedImages]]
-    ) -> tuple[Tensor, Tensor]:
-        """Final hidden states (B, T, D) of the pending tokens, and how many each row has."""
-        lengths = torch.tensor([len(s.pending) for s in sequences])
-        padding = 1 if self._image_token == 0 else 0  # any id but the image's
-        ids = torch.full((len(sequences), int(lengths.max())), padding)
-        for row, sequence in enumerate(sequences):
-            ids[row, : len(sequence.pending)] = torch.tensor(sequence.pending)
-            sequence.pending = []
-        tokens = [e.tokens.flatten(0, 1) for s in sequences for e in encoded.get(s, [])]
-        embeddings = self.model.embed(ids, torch.cat(tokens) if tokens else None)
-        return self.model.language_model(embeddings, lengths, cache), lengths
+    def _embed(self, sequence: Sequence, count: int) -> Tensor:
+        """(count, hidden) of the next tokens, image tokens replaced by what the tower saw."""
+        start, end = sequence.seen, sequence.seen + count
+        ids = torch.tensor(sequence.tokens[start:end])
+        embeddings: Tensor = self.model.language_model.backbone.embeddings(ids)
+        for i, (first, last) in enumerate(sequence.spans):
+            low, high = max(first, start), min(last, end)
+            if low < high:
+                rows = sequence.encoded[i].tokens.flatten(0, 1)
+                embeddings[low - start : high - start] = rows[low - first : high - first].to(embeddings.dtype)
+        return embeddings
 
-    def _pointer(self, sequence: Sequence, encoded: EncodedImages, hidden: Tensor) -> Pointer:
-        image = sequence.images[-1]
-        places = [i for i, token in enumerate(sequence.prompt) if token == self._image_token]
-        return Pointer.build(self.model, encoded, hidden[places[-image.num_tokens :]], image)
+    def _watch(self, sequence: Sequence, hidden: Tensor) -> None:
+        """Collect what the grounding head needs of the newest image; build it when the image is through."""
+        if sequence.pointer is not None or not (sequence.wants_pointer and Pointer.available(self.model)):
+            return
+        first, last = sequence.spans[-1]
+        start = sequence.seen
+        low, high = max(first, start), min(last, start + len(hidden))
+        if low < high:
+            sequence.above.append(hidden[low - start : high - start])
+            if high == last:
+                image = len(sequence.images) - 1
+                above = torch.cat(sequence.above)
+                sequence.pointer = Pointer.build(self.model, sequence.encoded[image], above, sequence.images[image])
+                sequence.above.clear()
 
-    def _advance(self, sequences: list[Sequence], hidden: Tensor, lengths: Tensor) -> None:
-        last = hidden[torch.arange(len(sequences)), lengths - 1]
+    def _advance(self, sequences: list[Sequence], last: Tensor) -> None:
         logits = self.model.language_model.lm_head(last).float()
         if sequences[0].vocabulary.has_unknown:
             logits = logits.masked_fill(sequences[0].vocabulary.unknown, -torch.inf)

@@ -5,19 +5,26 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from holotron.engine.grammar import Constraint
 from holotron.engine.outputs import CompletionOutput, FinishReason, Pointed, RequestMetrics, RequestOutput
 from holotron.engine.pointer import Pointer
+from holotron.engine.prefix_tree import Key
 from holotron.engine.sampling_params import SamplingParams
 from holotron.engine.vocabulary import Vocabulary
 from holotron.model.images import ProcessedImage
+from holotron.model.modeling import EncodedImages
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`pending` are the tokens the model has not seen yet: the prompt at first, then what was last chosen."""
+    """`tokens` is prompt and output; `seen` of them are in the cache, the rest are pending.
+
+    A sequence runs while it has a `slot`. It may lose slot and pages to others, and then starts again at `seen` 0.
+    """
 
     request_id: str
     prompt: list[int]
@@ -27,7 +34,18 @@ class Sequence:
     constraint: Constraint | None
     generator: torch.Generator
     max_tokens: int
-    pending: list[int] = field(default_factory=list)
+    key: Key = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # of the prompt, see prefix_tree
+    spans: list[tuple[int, int]] = field(default_factory=list)  # of each image's tokens in the prompt
+    tiles: list[list[bytes]] = field(default_factory=list)  # content hash of each tile of each image
+    priority: int = 0  # smaller goes first
+    user: str = ""  # requests of one user take turns with those of another
+    tokens: list[int] = field(default_factory=list)
+    seen: int = 0
+    slot: int | None = None
+    pages: list[int] = field(default_factory=list)
+    borders: list[int] = field(default_factory=list)  # positions ahead at which to keep a snapshot
+    encoded: dict[int, EncodedImages] = field(default_factory=dict)
+    above: list[Tensor] = field(default_factory=list)  # final hidden states at tokens of the newest image
     output: list[int] = field(default_factory=list)
     data: bytearray = field(default_factory=bytearray)  # of the output
     finish_reason: FinishReason | None = None
@@ -42,14 +60,23 @@ class Sequence:
     first_token: float = 0.0
 
     def __post_init__(self) -> None:
-        self.pending = list(self.prompt)
+        self.tokens = list(self.prompt)
         self.metrics.prompt_tokens = len(self.prompt)
         self.metrics.image_tokens = sum(image.num_tokens for image in self.images)
 
     @property
-    def tokens_seen(self) -> int:
-        """By the model, that is tokens in its cache."""
-        return len(self.prompt) + len(self.output) - len(self.pending)
+    def pending(self) -> int:
+        """Tokens that the model has not seen yet; at least one while the sequence is not finished."""
+        return len(self.tokens) - self.seen
+
+    @property
+    def answering(self) -> bool:
+        """Its prompt is through."""
+        return self.seen >= len(self.prompt)
+
+    @property
+    def wants_pointer(self) -> bool:
+        return bool(self.images) and self.params.use_grounding_head
 
     def append(self, token: int, logprob: float, top: dict[int, float] | None) -> None:
         """Take in the next token, and finish where it ends the text. Raises GrammarError."""
@@ -63,7 +90,7 @@ class Sequence:
         if self.constraint is not None:
             self.constraint.accept(token)
         self.output.append(token)
-        self.pending.append(token)
+        self.tokens.append(token)
         self.data += self.vocabulary.token_bytes[token]
         self.logprob += logprob
         if self.params.logprobs is not None:

@@ -1,0 +1,176 @@
+"""Reused prefixes, shared tiles, tight memory and turns: none of it changes a token."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from holotron.engine import LLM, SamplingParams
+from holotron.engine.sequence import Sequence
+from holotron.model.modeling import HolotronForConditionalGeneration
+from tests.engine.tiny import picture, tiny_model, tiny_tokenizer
+
+PLACE = "<img><image></img>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: PreTrainedTokenizerFast) -> HolotronForConditionalGeneration:
+    return tiny_model(tokenizer)
+
+
+def prompt(text: str, *pictures: Any) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"image": list(pictures)}}
+
+
+def texts(seed: int, count: int) -> list[str]:
+    generator = torch.Generator().manual_seed(seed)
+    letters = "abcdefghij klmnop"
+    draw = torch.randint(len(letters), (count, 60), generator=generator)
+    return ["".join(letters[i] for i in row[: 20 + 2 * (n % 20)]) for n, row in enumerate(draw.tolist())]
+
+
+def histories(seed: int, agents: int, turns: int, window: int | None) -> list[list[dict[str, Any]]]:
+    """Prompts of agents that resend their history with one more picture a turn; some pictures are the same."""
+    system = "You are an agent that looks at screens and acts on them. "
+    found = []
+    for agent in range(agents):
+        words = texts(seed + agent, turns)
+        prompts = []
+        for turn in range(turns):
+            body, pictures = system + f"Task {agent % 2}: {words[0]}\n", []
+            for step in range(turn + 1):
+                kept = window is None or step > turn - window
+                body += (PLACE if kept else "[gone]") + words[step] + "\n"
+                if kept:
+                    pictures.append(picture(48 + 16 * (step % 2), 32, seed=seed + step // 2))
+            prompts.append(prompt(body, *pictures))
+        found.append(prompts)
+    return found
+
+
+def replies(llm: LLM, prompts: list[dict[str, Any]], tokens: int = 6) -> list[list[int]]:
+    return [o.outputs[0].token_ids for o in llm.generate(prompts, SamplingParams(max_tokens=tokens, ignore_eos=True))]
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("budget", [2**26, 120_000])
+def test_cached_equals_uncached(
+    model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, window: int | None, budget: int
+) -> None:
+    """Greedy replies over random histories with branches, with room for all snapshots and with evictions."""
+    seed = secrets.randbelow(2**20)
+    print("seed", seed)
+    plain = LLM(model, tokenizer, snapshot_bytes=0, vision_bytes=0)
+    reusing = LLM(model, tokenizer, snapshot_bytes=budget, page_tokens=16)
+    for turn, prompts in enumerate(zip(*histories(seed, 3, 5, window), strict=True)):
+        expected = replies(plain, list(prompts))
+        outputs = reusing.generate(list(prompts), SamplingParams(max_tokens=6, ignore_eos=True))
+        assert [o.outputs[0].token_ids for o in outputs] == expected
+        reusing.check_integrity()
+        if turn and budget > 10**6:
+            assert all(o.metrics.cached_tokens > 0 for o in outputs)
+    assert plain.stats()["prefix_hits"] == 0
+    tree = reusing.prefixes.stats
+    assert tree.hits > 0 and (tree.evictions > 0) == (budget < 10**6)
+    assert 0 < reusing.stats()["tiles_encoded"] < plain.stats()["tiles_encoded"] + (window == 1)
+
+
+def test_append_only_computes_little(
+    model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """With the reply in the history, a turn costs its own tokens."""
+    llm = LLM(model, tokenizer)
+    body, pictures, spent = "A system prompt of some length, the same for all. ", [], []
+    for turn in range(6):
+        body += PLACE + f"turn {turn} "
+        pictures.append(picture(48, 32, seed=turn))
+        output = llm.generate(prompt(body, *pictures), SamplingParams(max_tokens=8, ignore_eos=True))[0]
+        body += output.outputs[0].text
+        spent.append(output.metrics.prompt_tokens - output.metrics.cached_tokens)
+    # a reply of random tokens may read back as other tokens, and then costs that turn more
+    assert sorted(spent[1:])[2] < 40 < spent[0]
+
+
+def test_a_repeated_prompt_points_to_the_same_place(
+    model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """The grounding head works from a snapshot as from the picture itself."""
+    request = prompt("find the button " + PLACE + " now", picture(64, 48))
+    schema = SamplingParams(max_tokens=24)
+    llm = LLM(model, tokenizer)
+    first = llm.prepare(request, schema)
+    llm.add_request(first)
+    while llm.has_unfinished:
+        llm.step()
+    again = llm.prepare(request, schema)
+    llm.add_request(again)
+    llm.step()
+    assert again.metrics.cached_tokens > again.spans[-1][1] - 1
+    assert again.pointer is not None and again.metrics.tiles_requested == 0
+    while llm.has_unfinished:
+        llm.step()
+    assert again.output == first.output
+    assert [p.probability for p in again.grounding] == pytest.approx([p.probability for p in first.grounding])
+
+
+def test_tight_memory_preempts_and_loses_nothing(
+    model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    requests = [prompt(text + PLACE, picture(32, 32, seed=i)) for i, text in enumerate(texts(7, 6))]
+    expected = replies(LLM(model, tokenizer), requests, 40)
+    per_page = 16 * model.config.language.kv_bytes_per_token()
+    tight = LLM(model, tokenizer, page_tokens=16, kv_bytes=14 * per_page, snapshot_bytes=0)
+    assert replies(tight, requests, 40) == expected
+    assert tight.scheduler.preemptions > 0
+    tight.check_integrity()
+
+
+def test_small_steps_cut_prompts(model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Prompts in pieces, mixed with sequences that answer already."""
+    requests = [prompt(text * 3 + PLACE + text, picture(64, 32, seed=i)) for i, text in enumerate(texts(11, 5))]
+    expected = replies(LLM(model, tokenizer, snapshot_bytes=0), requests, 12)
+    cut = LLM(model, tokenizer, step_tokens=24)
+    assert replies(cut, requests, 12) == expected
+
+
+def test_what_does_not_fit_is_refused(
+    model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    per_page = 16 * model.config.language.kv_bytes_per_token()
+    llm = LLM(model, tokenizer, page_tokens=16, kv_bytes=2 * per_page)
+    with pytest.raises(ValueError, match="must stay within 32"):
+        llm.generate("a word " * 20)
+
+
+def finished(llm: LLM, sequences: list[Sequence]) -> list[str]:
+    """Request ids in the order in which they end."""
+    order = []
+    for sequence in sequences:
+        llm.add_request(sequence)
+    while llm.has_unfinished:
+        order += [output.request_id for output in llm.step()]
+    return order
+
+
+def test_turns_and_priorities(model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
+    """One user's flood does not hold up another; a smaller number goes before all."""
+    llm = LLM(model, tokenizer, max_batch=1, snapshot_bytes=0)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    flood = [llm.prepare(text, params) for text in texts(3, 5)]
+    for sequence in flood:
+        sequence.user = "loud"
+    quiet, urgent = llm.prepare("a quiet one", params), llm.prepare("an urgent one", params)
+    quiet.user, urgent.user, urgent.priority = "quiet", "loud", -1
+    order = finished(llm, [*flood, quiet, urgent])
+    assert order[0] == urgent.request_id
+    assert order.index(quiet.request_id) <= 2
+    assert sorted(order) == sorted(s.request_id for s in (*flood, quiet, urgent))
