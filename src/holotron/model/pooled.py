@@ -17,8 +17,9 @@ from holotron.model import kernels
 from holotron.model.ssd import ssd_step as one_step
 
 
-def _serves(*tensors: Tensor) -> bool:
-    return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+def _serves(pool: Tensor, *tensors: Tensor) -> bool:
+    """Whether the kernels take these: the pool in place, so without a copy."""
+    return pool.is_contiguous() and all(t.dtype == torch.float32 and t.is_cpu for t in (pool, *tensors))
 
 
 def conv_step(pool: Tensor, slots: Tensor, xbc: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -60,7 +61,7 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, leng
     int64, counting the new token, whose key and value are in their page already. Scale 1 / sqrt(size).
     Returns (B, heads, size); zeros for a row of length 0.
     """
-    if (ops := kernels.cpu()) is not None and _serves(q, keys, values):
+    if (ops := kernels.cpu()) is not None and values.is_contiguous() and _serves(keys, values, q):
         attended: Tensor = ops.paged_attention(q, keys, values, table, lengths)
         return attended
     used = int(lengths.max()) if len(lengths) else 0

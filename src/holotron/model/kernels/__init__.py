@@ -85,7 +85,8 @@ def library() -> Path:
     """Where the library for this source, torch, compiler flags and CPU is, or would be."""
     place = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     decides = "\n".join((torch.__version__, *command(), _cpu_features()))
-    key = hashlib.sha256(SOURCE.read_bytes() + decides.encode()).hexdigest()[:16]
+    source = b"".join(file.read_bytes() for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
+    key = hashlib.sha256(source + decides.encode()).hexdigest()[:16]
     return Path(place) / "holotron" / "kernels" / key / "cpu.so"
 
 

@@ -1,13 +1,9 @@
 // CPU kernels for fp32, loaded by kernels/__init__.py. Each has a plain torch twin that defines what it computes.
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+#include "decode.h"
+#include "vectors.h"
 
-namespace {
-
-using at::Tensor;
+namespace holotron {
 
 Tensor squared_relu(const Tensor& input) {
   const Tensor x = input.contiguous();
@@ -23,12 +19,19 @@ Tensor squared_relu(const Tensor& input) {
   return out;
 }
 
-}  // namespace
+}  // namespace holotron
 
 TORCH_LIBRARY(holotron_cpu, m) {
   m.def("squared_relu(Tensor x) -> Tensor");
+  m.def("conv_step(Tensor(a!) pool, Tensor slots, Tensor xbc, Tensor weight, Tensor? bias) -> Tensor");
+  m.def(
+      "ssd_step(Tensor(a!) pool, Tensor slots, Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d) -> Tensor");
+  m.def("paged_attention(Tensor q, Tensor keys, Tensor values, Tensor table, Tensor lengths) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(holotron_cpu, CPU, m) {
-  m.impl("squared_relu", squared_relu);
+  m.impl("squared_relu", holotron::squared_relu);
+  m.impl("conv_step", holotron::conv_step);
+  m.impl("ssd_step", holotron::ssd_step);
+  m.impl("paged_attention", holotron::paged_attention);
 }
