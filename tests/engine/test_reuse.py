@@ -174,3 +174,18 @@ def test_turns_and_priorities(model: HolotronForConditionalGeneration, tokenizer
     assert order[0] == urgent.request_id
     assert order.index(quiet.request_id) <= 2
     assert sorted(order) == sorted(s.request_id for s in (*flood, quiet, urgent))
+
+
+def test_the_same_prompt_is_read_once(
+    model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Several samples of one prompt share its prefill, and each is what it would be alone."""
+    request = prompt("choose a word for this picture " + PLACE + " please", picture(48, 48))
+    several = [SamplingParams(temperature=1.0, seed=seed, max_tokens=6, ignore_eos=True) for seed in range(4)]
+    alone = [LLM(model, tokenizer).generate(request, params)[0].outputs[0].token_ids for params in several]
+    llm = LLM(model, tokenizer)
+    outputs = llm.generate([request] * 4, several)
+    assert [output.outputs[0].token_ids for output in outputs] == alone
+    assert len({tuple(ids) for ids in alone}) > 1
+    prompt_tokens = outputs[0].metrics.prompt_tokens
+    assert sorted(o.metrics.cached_tokens for o in outputs) == [0, *[prompt_tokens - 1] * 3]

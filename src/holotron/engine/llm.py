@@ -275,6 +275,8 @@ class LLM:
             tokens, special = sequence.tokens, self.special
             wanted.append(first - (first > 0 and tokens[first - 1] == special.image_start))
             wanted.append(last + (last < len(tokens) and tokens[last] == special.image_end))
+        if any(other.digest == sequence.digest for other in self.waiting):
+            wanted.append(len(sequence.tokens) - 1)
         borders: list[int] = []
         for border in sorted(set(wanted), reverse=True):
             near = borders and borders[-1] - border < _CLOSE

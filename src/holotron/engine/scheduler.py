@@ -35,10 +35,12 @@ class Scheduler:
 
     def admit(self, start: Callable[[Sequence], None], make_room: Callable[[], bool]) -> list[Sequence]:
         """Give slots and prompt pages to those whose turn it is, in order. `start` puts a sequence at the longest known
-        prefix (slot set, pages of the prefix held); `make_room` drops a snapshot and says whether it could."""
+        prefix (slot set, pages of the prefix held); `make_room` drops a snapshot and says whether it could. Of requests
+        with the same prompt one reads it first, and the others start from there."""
         admitted = []
-        while self.waiting and self.free_slots:
-            sequence = min(self.waiting, key=self._turn)
+        reading = {sequence.digest for sequence in self.running if not sequence.answering}
+        while self.free_slots and (ready := [s for s in self.waiting if s.digest not in reading]):
+            sequence = min(ready, key=self._turn)
             if not self._has_room(self.pages.pages_for(len(sequence.tokens) + 1), make_room):
                 if self.running:
                     break  # pages come back when one of them ends
@@ -49,6 +51,7 @@ class Scheduler:
             self._reach(sequence, len(sequence.tokens) + 1)
             self.running.append(sequence)
             admitted.append(sequence)
+            reading.add(sequence.digest)
         return admitted
 
     def plan(self, make_room: Callable[[], bool]) -> list[tuple[Sequence, int]]:

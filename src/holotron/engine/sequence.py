@@ -35,6 +35,7 @@ class Sequence:
     generator: torch.Generator
     max_tokens: int
     key: Key = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # of the prompt, see prefix_tree
+    digest: int = 0  # of the key: equal for equal prompts
     spans: list[tuple[int, int]] = field(default_factory=list)  # of each image's tokens in the prompt
     tiles: list[list[bytes]] = field(default_factory=list)  # content hash of each tile of each image
     priority: int = 0  # smaller goes first
@@ -61,6 +62,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        self.digest = hash(self.key.tobytes())
         self.metrics.prompt_tokens = len(self.prompt)
         self.metrics.image_tokens = sum(image.num_tokens for image in self.images)
 
