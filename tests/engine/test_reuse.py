@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from holotron.engine import LLM, SamplingParams
+from holotron.engine import LLM, SamplingParams, StructuredOutputs
 from holotron.engine.sequence import Sequence
+from holotron.engine.speculate import Lookup
 from holotron.model.modeling import HolotronForConditionalGeneration
 from tests.engine.tiny import picture, tiny_model, tiny_tokenizer
 
@@ -189,3 +190,30 @@ def test_the_same_prompt_is_read_once(
     assert len({tuple(ids) for ids in alone}) > 1
     prompt_tokens = outputs[0].metrics.prompt_tokens
     assert sorted(o.metrics.cached_tokens for o in outputs) == [0, *[prompt_tokens - 1] * 3]
+
+
+def test_drafts_change_nothing(model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Greedy replies are the same with and without guessing ahead; right guesses save steps, wrong ones are undone."""
+    requests = [prompt(text + PLACE + text + text, picture(32, 32, seed=i)) for i, text in enumerate(texts(5, 8))]
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    plain = LLM(model, tokenizer, lookup_drafts=False).generate(requests, params)
+    llm = LLM(model, tokenizer)
+    drafted = llm.generate(requests, params)
+    assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in plain]
+    guessed = sum(o.metrics.draft_tokens for o in drafted)
+    right = sum(o.metrics.accepted_tokens for o in drafted)
+    assert 0 < right < guessed and sum(o.metrics.draft_tokens for o in plain) == 0
+    llm.check_integrity()
+    schema = StructuredOutputs(json={"type": "object", "properties": {"a": {"enum": ["xxxxxxxx", "y"]}}})
+    constrained = SamplingParams(max_tokens=40, structured_outputs=schema)
+    again = [engine.generate(requests, constrained) for engine in (llm, LLM(model, tokenizer, lookup_drafts=False))]
+    assert [o.outputs[0].text for o in again[0]] == [o.outputs[0].text for o in again[1]]
+
+
+def test_lookup_drafts_what_followed() -> None:
+    lookup = Lookup(frozenset({9}))
+    assert lookup.draft([1, 2, 3, 4, 5, 6, 1, 2, 3], 5) == [4, 5, 6, 1, 2]
+    assert lookup.draft([1, 2, 3, 4, 5, 6, 1, 2, 3, 7], 5) == []
+    assert lookup.draft([1, 2, 3, 4, 5, 6, 1, 2, 3, 7, 1, 2, 3], 3) == [7, 1, 2]
+    assert Lookup(frozenset({9})).draft([1, 2, 3, 4, 9, 6, 1, 2, 3], 5) == [4]
+    assert Lookup(frozenset()).draft([1, 2], 5) == []

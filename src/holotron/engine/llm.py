@@ -28,6 +28,7 @@ from holotron.engine.runner import Runner
 from holotron.engine.sampling_params import SamplingParams
 from holotron.engine.scheduler import Scheduler
 from holotron.engine.sequence import Sequence
+from holotron.engine.speculate import Lookup
 from holotron.engine.vision_cache import VisionCache, image_hash, tile_hashes
 from holotron.engine.vocabulary import Vocabulary
 from holotron.model.flat import SavedState, StatePool
@@ -56,7 +57,8 @@ class LLM:
     once, `max_model_len` tokens is the most for prompt and reply together (default: the config's), `threads`
     the CPU threads of the whole process (default: as they are). A step computes about `step_tokens`. Memory, in bytes:
     `kv_bytes` for keys and values, `snapshot_bytes` for states kept after a request (0: no prefix is reused),
-    `vision_bytes` for encoded tiles. Raises ModelLoadError.
+    `vision_bytes` for encoded tiles. `lookup_drafts` lets greedy replies guess ahead from what they hold already.
+    Raises ModelLoadError.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class LLM:
         snapshot_bytes: int = 2**29,
         vision_bytes: int = 2**28,
         skip_forced_tokens: bool = True,
+        lookup_drafts: bool = True,
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch is {max_batch}; at least one sequence must run")
@@ -103,6 +106,8 @@ class LLM:
         self._snapshot_bytes = language.state_bytes() + page_bytes  # the last page is seldom shared
         self.prefixes = self._empty_tree(snapshot_bytes)
         self._recent: deque[Key] = deque(maxlen=_RECENT)
+        self._drafts = lookup_drafts
+        self._barred = self.special.stop | self.vocabulary.specials
         self._grammars = Grammars(self.vocabulary)
         self._images = build_image_processor(model)
         self._runner = Runner(model, self.pool, self.vision, skip_forced=skip_forced_tokens)
@@ -341,6 +346,7 @@ class LLM:
             key=prompt_key(prompt, image_token if images else None, hashes, counts),
             spans=_spans(prompt, image_token, counts),
             tiles=tiles,
+            lookup=Lookup(self._barred) if self._drafts and params.temperature == 0 else None,
         )
 
     def _process(self, picture: Picture, index: int) -> ProcessedImage:

@@ -23,7 +23,8 @@ class RequestMetrics:
 
     Times of work that was shared by a batch are the whole batch's. `cached_tokens` of the prompt were not computed; of
     the `tiles_requested` of its images that had to be looked at, `tiles_encoded` were new. `forced_tokens`, part of
-    `output_tokens`, were the only ones the grammar allowed and cost no sampling step. `state_bytes` is the recurrent
+    `output_tokens`, were the only ones the grammar allowed and cost no sampling step; `accepted_tokens` of the
+    `draft_tokens` that were looked up were what the model chose too. `state_bytes` is the recurrent
     state, the same for any length; `kv_bytes` the keys and values in use at the end.
     """
 
@@ -31,6 +32,8 @@ class RequestMetrics:
     cached_tokens: int = 0
     output_tokens: int = 0
     forced_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     image_tokens: int = 0
     tiles_requested: int = 0
     tiles_encoded: int = 0

@@ -16,7 +16,7 @@ from holotron.engine.pointer import Pointer
 from holotron.engine.sampler import choose, top_logprobs
 from holotron.engine.sequence import Sequence
 from holotron.engine.vision_cache import VisionCache
-from holotron.model.flat import Run, StatePool, forward_flat
+from holotron.model.flat import Run, SavedState, StatePool, forward_flat
 from holotron.model.modeling import EncodedImages, HolotronForConditionalGeneration
 
 
@@ -41,6 +41,7 @@ class Runner:
         self._encode([sequence for sequence, _ in planned])
         encoded = time.perf_counter()
         embeddings = torch.cat([self._embed(sequence, count) for sequence, count in planned])
+        saved = {s.request_id: self.pool.save(s.slot) for s, _ in planned if s.draft and s.slot is not None}
         runs = []
         for sequence, count in planned:
             assert sequence.slot is not None
@@ -48,17 +49,20 @@ class Runner:
         hidden = forward_flat(self.model.language_model, embeddings, runs, self.pool)
         took = time.perf_counter() - encoded
         ends = torch.tensor([count for _, count in planned]).cumsum(0)
-        due = []
+        due: list[tuple[Sequence, int]] = []
+        rows: list[int] = []
         for (sequence, count), end in zip(planned, ends.tolist(), strict=True):
             if sequence.seen < len(sequence.prompt):
                 sequence.metrics.encode_s += encoded - start if sequence.encoded else 0.0
                 sequence.metrics.prefill_s += took
             self._watch(sequence, hidden[end - count : end])
-            sequence.seen += count
-            if not sequence.pending:
-                due.append((sequence, end - 1))
+            if count - len(sequence.draft) == sequence.pending:
+                due.append((sequence, len(rows)))
+                rows += range(end - 1 - len(sequence.draft), end)
+            sequence.seen += count - len(sequence.draft)
         if due:
-            self._advance([sequence for sequence, _ in due], hidden[[row for _, row in due]])
+            last = hidden[rows]
+            self._advance(due, last, saved)
 
     def begin(self, sequence: Sequence) -> None:
         """A reply's forced beginning rides along with its prompt."""
@@ -101,8 +105,8 @@ class Runner:
 
     def _embed(self, sequence: Sequence, count: int) -> Tensor:
         """(count, hidden) of the next tokens, image tokens replaced by what the tower saw."""
-        start, end = sequence.seen, sequence.seen + count
-        ids = torch.tensor(sequence.tokens[start:end])
+        start, end = sequence.seen, sequence.seen + count - len(sequence.draft)
+        ids = torch.tensor([*sequence.tokens[start:end], *sequence.draft])
         embeddings: Tensor = self.model.language_model.backbone.embeddings(ids)
         for i, (first, last) in enumerate(sequence.spans):
             low, high = max(first, start), min(last, end)
@@ -126,13 +130,29 @@ class Runner:
                 sequence.pointer = Pointer.build(self.model, sequence.encoded[image], above, sequence.images[image])
                 sequence.above.clear()
 
-    def _advance(self, sequences: list[Sequence], last: Tensor) -> None:
+    def _advance(self, due: list[tuple[Sequence, int]], last: Tensor, saved: dict[str, SavedState]) -> None:
+        """Choose for each sequence from its first row of `last` on; the rows after it belong to its draft."""
         logits = self.model.language_model.lm_head(last).float()
-        if sequences[0].vocabulary.has_unknown:
-            logits = logits.masked_fill(sequences[0].vocabulary.unknown, -torch.inf)
-        for row, sequence in enumerate(sequences):
-            if sequence.finish_reason is None:
-                _guarded(sequence, self._choose, sequence, last[row], logits[row])
+        vocabulary = due[0][0].vocabulary
+        if vocabulary.has_unknown:
+            logits = logits.masked_fill(vocabulary.unknown, -torch.inf)
+        for sequence, row in due:
+            draft, sequence.draft = sequence.draft, []
+            right = 0  # tokens of the draft that were chosen too
+            while sequence.finish_reason is None:
+                before = len(sequence.tokens)
+                _guarded(sequence, self._choose, sequence, last[row + right], logits[row + right])
+                chosen = sequence.tokens[before:]
+                if right == len(draft) or not chosen or chosen != draft[right : right + len(chosen)]:
+                    break
+                right += len(chosen)
+            sequence.metrics.draft_tokens += len(draft)
+            sequence.metrics.accepted_tokens += right
+            if right == len(draft):
+                sequence.seen += right
+            elif sequence.slot is not None:  # the state went too far; what was chosen is read again
+                self.pool.restore(sequence.slot, saved[sequence.request_id])
+                sequence.seen -= 1
 
     def _choose(self, sequence: Sequence, hidden: Tensor, logits: Tensor) -> None:
         """Append the next token and, unless skipping is off, all those that must follow."""

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from holotron.engine.pages import OutOfPages, PagePool
 from holotron.engine.sequence import Sequence
 
+MOST_DRAFTED = 12  # tokens: a rejected draft costs their pass
+
 
 class Scheduler:
     """`step_tokens` is the most one step computes, unless running sequences alone need more."""
@@ -55,9 +57,9 @@ class Scheduler:
         return admitted
 
     def plan(self, make_room: Callable[[], bool]) -> list[tuple[Sequence, int]]:
-        """Sequences and how many of their pending tokens to compute now, those of one token first."""
+        """Sequences and how many of their pending and drafted tokens to compute now, those of one token first."""
         self._grow(make_room)
-        planned = [(s, s.pending) for s in self.running if s.answering]
+        planned = [(s, s.pending + self._draft(s)) for s in self.running if s.answering]
         budget = self.step_tokens - sum(count for _, count in planned)
         for sequence in self.running:
             if sequence.answering or (budget <= 0 and planned):
@@ -113,6 +115,16 @@ class Scheduler:
                     break
             if sequence.slot is not None:
                 self._reach(sequence, len(sequence.tokens))
+
+    def _draft(self, sequence: Sequence) -> int:
+        """How many tokens are drafted beyond the one that is pending: as far as the pages it has go."""
+        room = len(sequence.pages) * self.pages.page_tokens - len(sequence.tokens)
+        most = min(room, MOST_DRAFTED, sequence.max_tokens - len(sequence.output) - 1)
+        if sequence.lookup is None or sequence.pending != 1 or most < 1:
+            sequence.draft = []
+        else:
+            sequence.draft = sequence.lookup.draft(sequence.tokens, most)
+        return len(sequence.draft)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, nothing lost but the work: the tokens chosen so far are read again as a prompt."""

@@ -14,6 +14,7 @@ from holotron.engine.outputs import CompletionOutput, FinishReason, Pointed, Req
 from holotron.engine.pointer import Pointer
 from holotron.engine.prefix_tree import Key
 from holotron.engine.sampling_params import SamplingParams
+from holotron.engine.speculate import Lookup
 from holotron.engine.vocabulary import Vocabulary
 from holotron.model.images import ProcessedImage
 from holotron.model.modeling import EncodedImages
@@ -45,6 +46,8 @@ class Sequence:
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
     borders: list[int] = field(default_factory=list)  # positions ahead at which to keep a snapshot
+    lookup: Lookup | None = None  # drafts what may come next; None where nothing is drafted
+    draft: list[int] = field(default_factory=list)  # to be verified in the step that is planned
     encoded: dict[int, EncodedImages] = field(default_factory=dict)
     above: list[Tensor] = field(default_factory=list)  # final hidden states at tokens of the newest image
     output: list[int] = field(default_factory=list)
