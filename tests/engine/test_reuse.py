@@ -217,3 +217,22 @@ def test_lookup_drafts_what_followed() -> None:
     assert lookup.draft([1, 2, 3, 4, 5, 6, 1, 2, 3, 7, 1, 2, 3], 3) == [7, 1, 2]
     assert Lookup(frozenset({9})).draft([1, 2, 3, 4, 9, 6, 1, 2, 3], 5) == [4]
     assert Lookup(frozenset()).draft([1, 2], 5) == []
+
+
+def test_snapshots_in_16_bits(model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Half the bytes, nearly the same continuation; what runs is not rounded."""
+    request, params = prompt("a prompt of some length for this " + PLACE, picture(48, 48)), SamplingParams(logprobs=16)
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        llm = LLM(model, tokenizer, snapshot_dtype=dtype)
+        first, second = (llm.generate(request, params)[0] for _ in range(2))
+        assert second.metrics.cached_tokens > 20
+        assert {t.dtype for kept in llm.prefixes.payloads() for t in kept.state.ssm.values()} == {dtype}
+        assert {t.dtype for t in llm.pool.ssm.values()} == {torch.float32}
+        found[dtype] = (llm.prefixes.stats.bytes / llm.prefixes.stats.snapshots, first, second)
+    exact, rounded = found[torch.float32], found[torch.bfloat16]
+    assert rounded[0] < 0.8 * exact[0]
+    assert rounded[1].outputs[0].token_ids == exact[1].outputs[0].token_ids  # nothing was reused yet
+    token = exact[2].outputs[0].token_ids[0]
+    near = [out.outputs[0].logprobs[0][token] for out in (exact[2], rounded[2])]
+    assert abs(near[0] - near[1]) < 0.2

@@ -56,7 +56,8 @@ class LLM:
     `model` is a checkpoint folder, a hub id, or a model, which then needs its `tokenizer`. `max_batch` sequences run at
     once, `max_model_len` tokens is the most for prompt and reply together (default: the config's), `threads`
     the CPU threads of the whole process (default: as they are). A step computes about `step_tokens`. Memory, in bytes:
-    `kv_bytes` for keys and values, `snapshot_bytes` for states kept after a request (0: no prefix is reused),
+    `kv_bytes` for keys and values, `snapshot_bytes` for states kept after a request (0: no prefix is reused), which
+    `snapshot_dtype` may round to 16 bits (the state of a running sequence is never rounded),
     `vision_bytes` for encoded tiles. `lookup_drafts` lets greedy replies guess ahead from what they hold already.
     Raises ModelLoadError.
     """
@@ -73,6 +74,7 @@ class LLM:
         page_tokens: int = 64,
         kv_bytes: int = 2**30,
         snapshot_bytes: int = 2**29,
+        snapshot_dtype: torch.dtype = torch.float32,
         vision_bytes: int = 2**28,
         skip_forced_tokens: bool = True,
         lookup_drafts: bool = True,
@@ -103,7 +105,8 @@ class LLM:
         self.pool = StatePool.create(language, max_batch, pages.pages, page_tokens, model.dtype)
         self.scheduler = Scheduler(pages, max_batch, step_tokens)
         self.vision = VisionCache(vision_bytes)
-        self._snapshot_bytes = language.state_bytes() + page_bytes  # the last page is seldom shared
+        self._snapshot_dtype, wide = snapshot_dtype, snapshot_dtype.itemsize
+        self._snapshot_bytes = language.state_bytes(wide, wide) + page_bytes  # the last page is seldom shared
         self.prefixes = self._empty_tree(snapshot_bytes)
         self._recent: deque[Key] = deque(maxlen=_RECENT)
         self._drafts = lookup_drafts
@@ -296,7 +299,11 @@ class LLM:
             return
         assert sequence.slot is not None
         pages = self.scheduler.pages
-        kept = Kept(self.pool.save(sequence.slot), sequence.pages[: pages.pages_for(sequence.seen)], sequence.pointer)
+        kept = Kept(
+            self.pool.save(sequence.slot, self._snapshot_dtype),
+            sequence.pages[: pages.pages_for(sequence.seen)],
+            sequence.pointer,
+        )
         pages.share(kept.pages)
         if not self.prefixes.insert(key, kept, self._snapshot_bytes):
             pages.release(kept.pages)

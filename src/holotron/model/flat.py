@@ -79,8 +79,12 @@ class StatePool:
             for tensor in part.values():
                 tensor[slot].zero_()
 
-    def save(self, slot: int) -> SavedState:
-        return SavedState(*({i: t[slot].clone() for i, t in part.items()} for part in (self.conv, self.ssm)))
+    def save(self, slot: int, dtype: torch.dtype | None = None) -> SavedState:
+        """A copy, in `dtype` if one is given: 16 bits halve what is kept, and round it."""
+        conv, ssm = (
+            {i: t[slot].to(dtype or t.dtype, copy=True) for i, t in part.items()} for part in (self.conv, self.ssm)
+        )
+        return SavedState(conv, ssm)
 
     def restore(self, slot: int, saved: SavedState) -> None:
         for part, kept in ((self.conv, saved.conv), (self.ssm, saved.ssm)):
