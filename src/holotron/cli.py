@@ -289,6 +289,80 @@ def make_tiny_checkpoint(
     typer.echo(make_tiny(family, out, seed=seed, overwrite=overwrite, dtype=dtype))
 
 
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder or hub id.")],
+    engine: Annotated[str, typer.Option("--engine", help="native, or vllm where that is installed.")] = "native",
+    host: Annotated[str, typer.Option("--host", help="Address to bind to.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 8000,
+    served_name: Annotated[
+        list[str] | None, typer.Option("--served-name", help="What requests call the model (repeatable).")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="HOLOTRON_API_KEY", show_envvar=True, help="Asked of every request."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Bind to a public address although there is no key.")
+    ] = False,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", min=1, help="Tokens of prompt and reply; default: the config's.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Sequences side by side.")] = 32,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads of the model.")] = None,
+    allow_image_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-image-host", help="HOST or HOST:PORT to fetch images from (repeatable)."),
+    ] = None,
+    allow_private_images: Annotated[
+        bool, typer.Option("--allow-private-images", help="Those hosts may have private addresses.")
+    ] = False,
+    max_body_mib: Annotated[int, typer.Option("--max-body-mib", min=1, help="Of one request.")] = 32,
+    max_images: Annotated[int, typer.Option("--max-images", min=1, help="Of one request.")] = 64,
+    max_pixels: Annotated[int, typer.Option("--max-pixels", min=1, help="Of one image.")] = 2**25,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Of one reply; default: what the context leaves.")
+    ] = None,
+    max_requests: Annotated[
+        int, typer.Option("--max-requests", min=1, help="Running and waiting; more get 429.")
+    ] = 512,
+    max_queue: Annotated[int, typer.Option("--max-queue", min=1, help="Waiting to be decoded; more get 429.")] = 128,
+    drain_seconds: Annotated[
+        float, typer.Option("--drain-seconds", min=0.1, help="For running requests after SIGTERM.")
+    ] = 300,
+    print_only: Annotated[
+        bool, typer.Option("--print-only", help="With --engine vllm: show and explain the command, start nothing.")
+    ] = False,
+) -> None:
+    """Serve a model with the API of OpenAI: chat with images, JSON schemas, tools, streaming, metrics."""
+    names = tuple(served_name or [Path(model).name if Path(model).is_dir() else model])
+    if engine == "vllm":
+        from holotron.serving.vllm_launch import launch
+
+        launch(
+            model, host=host, port=port, served_name=names[0], api_key=api_key, insecure=insecure,
+            max_model_len=max_model_len, max_batch=max_batch, max_images=max_images, print_only=print_only,
+        )  # fmt: skip
+        return
+    if engine != "native" or print_only:
+        wrong = "--print-only goes with --engine vllm" if engine == "native" else f"--engine {engine!r} is unknown"
+        raise typer.BadParameter(f"{wrong}; engines: native, vllm")
+    from holotron.serving.serve import serve as serve_natively
+    from holotron.serving.server import Limits, ServerSettings
+
+    limits = Limits(
+        body=max_body_mib << 20, bodies=max(512, max_body_mib) << 20, images=max_images, pixels=max_pixels,
+        tokens=max_tokens, requests=max_requests, preprocessing=max_queue, drain_seconds=drain_seconds,
+    )  # fmt: skip
+    settings = ServerSettings(
+        names, host, port, api_key or None, insecure, tuple(allow_image_host or ()), allow_private_images, limits
+    )
+    serve_natively(
+        model, settings, max_batch=max_batch, max_model_len=max_model_len, threads=threads,
+        say=lambda line: typer.echo(line, err=True),
+    )  # fmt: skip
+
+
 train_app = typer.Typer(no_args_is_help=True, help="Make checkpoints.")
 app.add_typer(train_app, name="train")
 
