@@ -1,5 +1,5 @@
 """Elementwise steps whose gradients are written out: fewer passes over memory than autograd takes, which is what they
-cost on a CPU. Each is differentiable once."""
+cost on a CPU. Each is differentiable once, and goes through a C++ kernel where kernels are built (see kernels/)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from holotron.model import kernels
+from holotron.model.kernels import gradients
+
 SMALL = 2**15  # numbers; below, calls cost more than memory
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, fp32: x (.., n), weight (n,), or (.., G, n) and (G, n)."""
+    if (ops := kernels.cpu()) is not None and gradients.serves(x, weight):
+        return _kernel_norm(ops, x, None, weight, eps)
     if x.device.type != "cpu" or (x.numel() < SMALL and not torch.is_grad_enabled()):
         return (
             F.rms_norm(x, x.shape[-1:], weight, eps)
@@ -23,6 +28,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         )
     normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed
+
+
+def gated_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of y silu(z) over each of G groups of channels: y, z (.., C) of one dtype, which the result has; weight
+    (G, C / G). The mean square is fp32."""
+    if (ops := kernels.cpu()) is not None and gradients.serves(y, z, weight):
+        return _kernel_norm(ops, y, z, weight, eps)
+    gated = y.float() * F.silu(z.float())
+    weight = weight.float()
+    if len(weight) == 1:
+        return rms_norm(gated, weight[0], eps).to(z.dtype)
+    return rms_norm(gated.view(*gated.shape[:-1], *weight.shape), weight, eps).view_as(gated).to(z.dtype)
+
+
+def _kernel_norm(ops: Any, x: Tensor, z: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    channels, grouped = weight.numel(), weight.view(-1, weight.shape[-1])
+    rows, gate = x.reshape(-1, channels), None if z is None else z.reshape(-1, channels)
+    if torch.is_grad_enabled():
+        normed: Tensor = gradients.Norm.apply(ops, rows, gate, grouped, eps)  # type: ignore[no-untyped-call]
+    else:
+        normed = ops.norm(rows, gate, grouped, eps)
+    return normed.view(x.shape)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -49,6 +76,12 @@ class _RmsNorm(torch.autograd.Function):
 
 def squared_relu(x: Tensor) -> Tensor:
     """max(x, 0)^2."""
+    if (ops := kernels.cpu()) is not None and gradients.serves(x):
+        if not torch.is_grad_enabled():
+            quick: Tensor = ops.squared_relu(x)
+            return quick
+        quick = gradients.SquaredRelu.apply(ops, x)  # type: ignore[no-untyped-call]
+        return quick
     if not torch.is_grad_enabled():
         return F.relu(x).square_()
     squared: Tensor = _SquaredRelu.apply(x)  # type: ignore[no-untyped-call]
@@ -75,13 +108,25 @@ def same_document(segments: Tensor, back: int) -> Tensor:
     return segments[:, back:] == segments[:, : max(segments.shape[1] - back, 0)]
 
 
-def conv_silu(x: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None = None) -> Tensor:
+def conv_silu(
+    x: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None = None, before: Tensor | None = None
+) -> Tensor:
     """silu(bias + sum_j weight[:, K-1-j] x[t-j]), causal and depthwise, nothing before the first token.
 
-    x (B, T, C); weight (C, K); bias (C,) or None; segments (B, T) int: no token is reached over a border.
+    x (B, T, C); weight (C, K); bias (C,) or None; segments (B, T) int64: no token is reached over a border;
+    before (B, K-1, C): the columns before the first, instead of nothing, and not together with segments.
     """
+    ops = kernels.cpu() if weight.shape[1] <= kernels.MOST_TAPS and gradients.serves(x, weight, bias, before) else None
+    if ops is not None and (before is None or not torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
+            quick: Tensor = ops.conv_silu(x, weight.t(), bias, before, segments)
+            return quick
+        quick = gradients.ConvSilu.apply(ops, x, weight.t(), bias, segments)  # type: ignore[no-untyped-call]
+        return quick
+    if before is not None:
+        x = torch.cat([before, x], 1)
     out: Tensor = _ConvSilu.apply(x, weight, bias, segments)  # type: ignore[no-untyped-call]
-    return out
+    return out if before is None else out[:, before.shape[1] :]
 
 
 class _ConvSilu(torch.autograd.Function):

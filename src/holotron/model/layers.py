@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holotron.model import cpu_attention
+from holotron.model import cpu_attention, kernels
 from holotron.model.cache import HybridCache
 from holotron.model.config import LanguageConfig
-from holotron.model.fused import conv_silu, rms_norm, squared_relu
+from holotron.model.fused import conv_silu, gated_norm, rms_norm, squared_relu
+from holotron.model.kernels import gradients
 from holotron.model.linear import Linear
 from holotron.model.moe import MoE
 from holotron.model.ssd import ssd_chunked, ssd_step
@@ -39,11 +40,7 @@ class GatedGroupNorm(nn.Module):
         self.eps = eps
 
     def forward(self, y: Tensor, z: Tensor) -> Tensor:
-        gated = y.float() * F.silu(z.float())
-        if self.groups == 1:
-            return rms_norm(gated, self.weight.float(), self.eps).to(z.dtype)
-        split = gated.view(*gated.shape[:-1], self.groups, -1)
-        return rms_norm(split, self.weight.float().view(self.groups, -1), self.eps).view_as(gated).to(z.dtype)
+        return gated_norm(y, z, self.weight.view(self.groups, -1), self.eps)
 
 
 class Mamba2Mixer(nn.Module):
@@ -73,14 +70,36 @@ class Mamba2Mixer(nn.Module):
         the document of each token, never falling along a row, None if a row is one document (not with a cache)."""
         cfg = self.config
         sizes = [cfg.mamba_width, cfg.conv_channels, cfg.mamba_num_heads]
-        z, xbc, dt = torch.split(self.in_proj(u), sizes, dim=-1)
-        if torch.is_autocast_enabled(u.device.type):
+        projected = self.in_proj(u)
+        z, xbc, dt = torch.split(projected, sizes, dim=-1)
+        if cache is None and valid is None and torch.is_grad_enabled() and self._trains_through_kernels(projected):
+            gated = self._core(projected, segments)
+        elif torch.is_autocast_enabled(u.device.type):
             with torch.autocast(u.device.type, enabled=False):  # dt, decay and state are fp32 whatever is around them
                 gated = self._mix(z, xbc, dt, valid, cache, segments)
         else:
             gated = self._mix(z, xbc, dt, valid, cache, segments)
         out: Tensor = self.out_proj(gated)
         return out
+
+    def _trains_through_kernels(self, projected: Tensor) -> bool:
+        parameters = (self.conv1d.weight, self.conv1d.bias, self.A_log, self.D, self.dt_bias, self.norm.weight)
+        return (
+            projected.numel() > 0
+            and self.config.conv_kernel <= kernels.MOST_TAPS
+            and self.config.time_step_limit[0] <= 0
+            and math.isinf(self.config.time_step_limit[1])
+            and gradients.serves(projected, *parameters)
+            and kernels.cpu() is not None
+        )
+
+    def _core(self, projected: Tensor, segments: Tensor | None) -> Tensor:
+        """`_mix` of rows that start from nothing, with one gradient for all of it."""
+        taps, weight = self.conv1d.weight.squeeze(1).t(), self.norm.weight.view(self.norm.groups, -1)
+        a = -torch.exp(self.A_log)
+        inputs = (projected, taps, self.conv1d.bias, self.dt_bias, a, self.D, weight, self.norm.eps, segments)
+        gated: Tensor = gradients.MixerCore.apply(kernels.cpu(), *inputs)  # type: ignore[no-untyped-call]
+        return gated
 
     def _mix(
         self,
@@ -133,18 +152,22 @@ class Mamba2Mixer(nn.Module):
         weight = self.conv1d.weight.squeeze(1)  # (channels, K)
         if cache is None:
             return conv_silu(xbc, weight, self.conv1d.bias, segments)
-        kernel, length = self.config.conv_kernel, xbc.shape[1]
-        padded = torch.cat([cache.conv[self.index].transpose(1, 2), xbc], dim=1)
+        kernel, length, bias = self.config.conv_kernel, xbc.shape[1], self.conv1d.bias
+        before = cache.conv[self.index].transpose(1, 2)
+        if valid is None and length >= kernel - 1:
+            cache.conv[self.index] = xbc[:, length - kernel + 1 :].transpose(1, 2).contiguous()
+            return conv_silu(xbc, weight, bias, None, before)
+        padded = torch.cat([before, xbc], dim=1)
         if valid is None:
             tail = padded[:, length:]
         else:
             first = valid.sum(1)[:, None] + torch.arange(kernel - 1, device=xbc.device)
             tail = padded.gather(1, first.unsqueeze(-1).expand(-1, -1, padded.shape[-1]))
-        cache.conv[self.index] = tail.transpose(1, 2)
+        cache.conv[self.index] = tail.transpose(1, 2).contiguous()
         if length > 1:
-            return conv_silu(padded, weight, self.conv1d.bias)[:, kernel - 1 :]
+            return conv_silu(xbc, weight, bias, None, before)
         out = (padded * weight.t()).sum(1, keepdim=True)
-        return F.silu(out if self.conv1d.bias is None else out + self.conv1d.bias)
+        return F.silu(out if bias is None else out + bias)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

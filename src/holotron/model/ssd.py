@@ -22,6 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holotron.model import kernels
+from holotron.model.kernels import gradients
+
 
 @dataclass(slots=True, frozen=True)
 class Borders:
@@ -58,7 +61,8 @@ def ssd_chunked(
 
     x (B, L, H, P); dt (B, L, H) after softplus; a (H,) negative; b, c (B, L, G, N) with G dividing H, head h
     using group h // (H / G); d (H,); initial_state (B, H, P, N) or None for zeros. All fp32 (or all fp64).
-    chunk_size None takes the length that is fastest on a CPU; it changes rounding alone.
+    chunk_size None takes what is fastest on a CPU: a C++ kernel that goes token by token where kernels are built
+    (see kernels/), else the quickest length for matrix products. It changes rounding alone.
     segments (B, L) integers that never fall along a row: the state starts from zeros where they change, and
     initial_state belongs to the document of the first token.
     exact False says that inputs were 16 bit, so that on CUDA kernels may round products (see ssd_kernels.py).
@@ -75,6 +79,10 @@ def ssd_chunked(
         kernel = ssd_kernels.installed() if ssd_kernels.serves(exact) else None
         if kernel is not None:
             return kernel(x, dt, a, b, c, d, chunk, state, segments)
+    if chunk_size is None and (ops := kernels.cpu()) is not None and gradients.serves(x, dt, a, b, c, d, state):
+        inputs = (x, dt, a, b, c, d, state, None if segments is None else segments.long())
+        scanned = gradients.Scan.apply(ops, *inputs) if torch.is_grad_enabled() else ops.scan(*inputs)  # type: ignore[no-untyped-call]
+        return scanned[0], scanned[1]
     y, state = _ChunkScan.apply(x, dt, a, b, c, d, state, segments, min(chunk, length))  # type: ignore[no-untyped-call]
     return y, state
 
