@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from holotron.engine import LLM, AsyncLLM
 from holotron.serving.server import ServerSettings, create_app
@@ -23,10 +24,23 @@ class DrainingServer(uvicorn.Server):
     It then ends normally, so the process exits with 0.
     """
 
-    def __init__(self, config: uvicorn.Config, traffic: Traffic, drain_seconds: float, ready: Callable[[], None]):
-        super().__init__(config)
-        self._traffic = traffic
-        self._drain_seconds = drain_seconds
+    def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
+        """`app` is one of `create_app`; `ready` is called when it can be reached."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=_LAST_SECONDS,
+            )
+        )
+        self._traffic: Traffic = app.state.traffic
+        self._drain_seconds: float = app.state.service.limits.drain_seconds
         self._ready = ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -38,14 +52,14 @@ class DrainingServer(uvicorn.Server):
         self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Any thread may call it, as a signal does."""
         if self._asked or self._loop is None:
             self.should_exit = self.force_exit = True
         else:
             self._asked = True
-            self._loop.call_soon_threadsafe(self.begin_drain)
+            self._loop.call_soon_threadsafe(self._begin_drain)
 
-    def begin_drain(self) -> None:
-        """In the event loop: as the first signal does."""
+    def _begin_drain(self) -> None:
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
@@ -78,23 +92,20 @@ def serve(
         bound.close()
 
 
-async def run(llm: LLM, settings: ServerSettings, bound: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve on a bound socket until a signal has been obeyed; the engine is closed then."""
-    engine, traffic = AsyncLLM(llm), Traffic()
-    app = create_app(engine, settings, traffic)
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=_LAST_SECONDS,
-    )
+async def run(
+    llm: LLM,
+    settings: ServerSettings,
+    bound: socket.socket,
+    ready: Callable[[], None],
+    made: Callable[[DrainingServer, FastAPI], None] = lambda *_: None,
+) -> None:
+    """Serve on a bound socket until a signal has been obeyed; the engine is closed then. `made` gets what was built."""
+    engine = AsyncLLM(llm)
+    app = create_app(engine, settings)
+    server = DrainingServer(app, ready)
+    made(server, app)
     try:
-        await DrainingServer(config, traffic, settings.limits.drain_seconds, ready).serve(sockets=[bound])
+        await server.serve(sockets=[bound])
     finally:
         app.state.service.close()
         await engine.close()
