@@ -11,7 +11,9 @@ from holotron.model.chat import Chat
 from holotron.model.config import ConfigError
 from holotron.model.dialects import read_config
 from holotron.model.hub import read_json
+from holotron.model.image_tokens import expand_images
 from holotron.model.processing import processor_of
+from holotron.model.special_ids import read_special_ids
 
 
 def build_requests(
@@ -27,6 +29,7 @@ def build_requests(
     vision tower or chat template.
     """
     chat = Chat.from_folder(model)
+    special = read_special_ids(model, chat.tokenizer)
     processor = processor_of(read_config(read_json(model, "config.json")))
     if processor is None:
         raise ConfigError(f"{model} has no vision tower; traces are of screenshots")
@@ -42,7 +45,9 @@ def build_requests(
                 Request(
                     trace=number,
                     turn=place,
-                    token_ids=ids,
+                    token_ids=expand_images(
+                        ids, [1] * len(live), special.image, special.image_start, special.image_end
+                    ),
                     images=[str(traces.path(t.image)) for t in live],
                     image_tokens=[processor.num_tokens(t.width, t.height) for t in live],
                     output_tokens=len(chat.tokenizer.backend_tokenizer.encode(turn.reply, add_special_tokens=False)),
