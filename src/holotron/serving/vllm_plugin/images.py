@@ -43,7 +43,7 @@ class Pictures:
         )
 
 
-class Info(BaseProcessingInfo):  # type: ignore[misc]
+class Info(BaseProcessingInfo):
     """What vLLM asks about a checkpoint's images."""
 
     def get_hf_config(self) -> HolotronConfig:
@@ -84,7 +84,7 @@ class Info(BaseProcessingInfo):  # type: ignore[misc]
         return side, side
 
 
-class DummyInputs(BaseDummyInputsBuilder):  # type: ignore[misc]
+class DummyInputs(BaseDummyInputsBuilder):
     """The request by which vLLM measures memory."""
 
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
@@ -99,7 +99,7 @@ class DummyInputs(BaseDummyInputsBuilder):  # type: ignore[misc]
         return {"image": self._get_dummy_images(width=width, height=height, num_images=count, overrides=options)}
 
 
-class Processor(BaseMultiModalProcessor):  # type: ignore[misc]
+class Processor(BaseMultiModalProcessor):
     """Placeholders in the prompt to as many tokens as their images have, delimited as the engine does it."""
 
     def _get_mm_fields_config(

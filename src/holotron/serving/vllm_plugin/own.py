@@ -18,15 +18,21 @@ from vllm.model_executor.models.utils import init_vllm_registered_model, maybe_p
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from holotron.model.config import ConfigError
+from holotron.model.conv_tower import ConvTower
 from holotron.model.modeling import build_tower
 from holotron.model.projector import Projector, pixel_shuffle_v2
+from holotron.model.radio import RadioTower
 from holotron.serving.vllm_plugin.configs import ServedConfig
 from holotron.serving.vllm_plugin.images import DummyInputs, Info, Processor
+from holotron.serving.vllm_plugin.logits import known_tokens, only_tokens
 
 
 @MULTIMODAL_REGISTRY.register_processor(Processor, info=Info, dummy_inputs=DummyInputs)
-class HolotronForVllm(nn.Module, HasInnerState, IsHybrid, SupportsMultiModal):  # type: ignore[misc]
+class HolotronForVllm(nn.Module, HasInnerState, IsHybrid, SupportsMultiModal):
     """The whole model but for the grounding head. Every tensor parallel rank holds the tower and the projector."""
+
+    vision_model: ConvTower | RadioTower
+    mlp1: Projector
 
     @classmethod
     def get_placeholder_str(cls, modality: str, i: int) -> str | None:
@@ -37,13 +43,15 @@ class HolotronForVllm(nn.Module, HasInnerState, IsHybrid, SupportsMultiModal):  
         config: ServedConfig = vllm_config.model_config.hf_config
         self.config = config
         self.dtype: torch.dtype = vllm_config.model_config.dtype
-        with self._mark_language_model(vllm_config):
+        self.known_tokens = known_tokens(vllm_config.model_config)
+        marks: Any = self  # by which vLLM leaves out what a deployment does not use
+        with marks._mark_language_model(vllm_config):
             self.language_model = init_vllm_registered_model(
                 vllm_config=vllm_config,
                 hf_config=config.text_config,
                 prefix=maybe_prefix(prefix, "language_model"),
             )
-        with self._mark_tower_model(vllm_config, "image"):
+        with marks._mark_tower_model(vllm_config, "image"):
             tower = build_tower(config).to(self.dtype)
             merged = tower.out_features * round(1 / config.downsample_ratio) ** 2
             self.vision_model = tower
@@ -78,7 +86,7 @@ class HolotronForVllm(nn.Module, HasInnerState, IsHybrid, SupportsMultiModal):  
         )
 
     def compute_logits(self, hidden_states: Tensor) -> Any:
-        return self.language_model.compute_logits(hidden_states)
+        return only_tokens(self.language_model.compute_logits(hidden_states), self.known_tokens)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Raises ConfigError for weights of the tower or projector that are missing or do not belong."""
@@ -120,7 +128,7 @@ class HolotronForVllm(nn.Module, HasInnerState, IsHybrid, SupportsMultiModal):  
             heads = tensor.unflatten(1, (-1, narrow))
             return F.pad(heads, (0, wide - narrow)).flatten(1)
         heads = F.pad(tensor.unflatten(0, (-1, narrow)), (0, 0, 0, wide - narrow)).flatten(0, 1)
-        return heads * (wide / narrow) ** 0.5 if kind == "q_proj" else heads
+        return heads.float() * (wide / narrow) ** 0.5 if kind == "q_proj" else heads  # not rounded to the file's dtype
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> Any:

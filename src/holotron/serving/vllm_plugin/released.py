@@ -1,4 +1,4 @@
-"""Released vision-language checkpoints in vLLM: its own `nano_nemotron_vl`, with four things mended.
+"""Released vision-language checkpoints in vLLM: its own `nano_nemotron_vl`, with six things mended.
 
 - it imports torchvision, for a function that this family never calls; a placeholder stands in where it is missing;
 - it rounds vision features to bfloat16 whatever the dtype of the run, which in float32 does not even add up;
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.platforms import current_platform
 from vllm.transformers_utils.configs.radio import VIT_TIMM_DIM_BY_NAME
 
 from holotron.serving.vllm_plugin.configs import tower_sizes
+from holotron.serving.vllm_plugin.logits import known_tokens, only_tokens
 from holotron.serving.vllm_plugin.torchvision import placeholder
 
 with placeholder():
@@ -27,21 +29,25 @@ with placeholder():
         NanoNemotronVLProcessingInfo,
         NemotronH_Nano_VL_V2,
     )
-    from vllm.transformers_utils.processors.nano_nemotron_vl import DynamicResolutionImageTiler, NanoNemotronVLProcessor
+    from vllm.transformers_utils.processors import nano_nemotron_vl
 
+
+if current_platform.is_cpu():
+    resize = nano_nemotron_vl._bicubic_resize_and_normalize
+    nano_nemotron_vl._bicubic_resize_and_normalize = getattr(resize, "_torchdynamo_orig_callable", resize)
 
 TILES_AT_ONCE = 128  # through the tower: bounds the memory of a request with many images
 
 
-class FixedGrids(DynamicResolutionImageTiler):  # type: ignore[misc]
+class FixedGrids(nano_nemotron_vl.DynamicResolutionImageTiler):
     """A picture's grid follows from its size alone, never from its neighbours."""
 
     def compute_params(self, media_list: list[Any], num_tokens_available: int) -> list[Any]:
         return [self.process_media(media, self._max_num_patches)[0] for media in media_list]
 
 
-class Info(NanoNemotronVLProcessingInfo):  # type: ignore[misc]
-    def get_hf_processor(self, **kwargs: Any) -> NanoNemotronVLProcessor:
+class Info(NanoNemotronVLProcessingInfo):
+    def get_hf_processor(self, **kwargs: Any) -> nano_nemotron_vl.NanoNemotronVLProcessor:
         kwargs.setdefault("max_num_tiles", self.get_hf_config().max_num_tiles)
         processor = super().get_hf_processor(**kwargs)
         if processor.dynamic_tiler is not None:
@@ -52,11 +58,15 @@ class Info(NanoNemotronVLProcessingInfo):  # type: ignore[misc]
 @MULTIMODAL_REGISTRY.register_processor(
     NanoNemotronVLMultiModalProcessor, info=Info, dummy_inputs=NanoNemotronVLDummyInputsBuilder
 )
-class ReleasedModel(NemotronH_Nano_VL_V2):  # type: ignore[misc]
+class ReleasedModel(NemotronH_Nano_VL_V2):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         # upstream builds tower and projector in the checkpoint's dtype, even where the run has another
         vllm_config.model_config.hf_config.text_config.dtype = vllm_config.model_config.dtype
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.known_tokens = known_tokens(vllm_config.model_config)
+
+    def compute_logits(self, hidden_states: Tensor) -> Any:
+        return only_tokens(super().compute_logits(hidden_states), self.known_tokens)
 
     def get_vit_model_from_radio_config(self, hf_config: Any) -> Any:
         name = hf_config.vision_config.args["model"]
