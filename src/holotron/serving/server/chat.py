@@ -69,7 +69,7 @@ async def answer_chat(service: Service, request: Request) -> Response:
         service.check_room(body.n or 1)
         count_images(body.messages, service.limits)
         await service.fetcher.inline(body.messages)
-        sequences = await service.prepared(lambda: _prepare(service, body))
+        sequences = await service.prepared(lambda: _prepare(service, body), "messages")
     frame = _Frame.new(body.model or service.settings.names[0])
     async with AsyncExitStack() as stack:
         generations = await stack.enter_async_context(service.generations(sequences, started))

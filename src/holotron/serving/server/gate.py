@@ -72,7 +72,7 @@ class Gate:
         if key is not None:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             # in constant time, so that the answer's delay tells nothing about the key
-            same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), key.encode())
+            same = hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
             if not same or scheme.lower() != "bearer":
                 message = "a valid key is needed: Authorization: Bearer KEY"
                 headers_back = {"WWW-Authenticate": "Bearer"}
