@@ -11,7 +11,9 @@ pilot     the checkpoint that ships: our tower and projector inside vLLM; no gro
 vl-v2     a tiny random one in the layout of Holotron-12B, its tower of a size vLLM has no name for; vLLM's own tower,
           projector and tiling
 vl-v2-vit_small  the same with the smallest tower vLLM knows
-omni      a tiny random one in the layout of Nemotron 3 Nano Omni: mixture of experts, images at their own resolution
+omni      a tiny random one in the layout of Nemotron 3 Nano Omni, images at their own resolution; its experts are
+          replaced by dense layers, for vLLM 0.32 refuses experts without a gate on CPUs
+          (fused_moe/config.py: "is_act_and_mul=False is supported only for CUDA, XPU and ROCm for now")
 
 Where the two part, the row says where and by how much each engine preferred its own token.
 """
@@ -206,7 +208,32 @@ def checkpoint(name: str, folder: Path, seed: int) -> Path:
     if name == "pilot":
         return Path(__file__).resolve().parents[1] / "weights" / "pilot"
     tower = "vit_small" if name.endswith("vit_small") else "tiny"
-    return make_tiny(name.removesuffix("-vit_small"), folder / name, seed, tower=tower)
+    model = make_tiny(name.removesuffix("-vit_small"), folder / name, seed, tower=tower, max_shard_size=10**9)
+    if name == "omni":
+        replace_experts(model, seed)
+    return model
+
+
+def replace_experts(model: Path, seed: int) -> None:
+    """Every mixture of experts of a checkpoint folder becomes a random dense layer."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((model / "config.json").read_text())
+    language = config["llm_config"]
+    pattern, hidden, inner = (
+        language[name] for name in ("hybrid_override_pattern", "hidden_size", "intermediate_size")
+    )
+    weights = load_file(model / "model.safetensors")
+    draw = torch.Generator().manual_seed(seed)
+    for layer in (i for i, kind in enumerate(pattern) if kind == "E"):
+        start = f"language_model.backbone.layers.{layer}.mixer."
+        weights = {key: value for key, value in weights.items() if not key.startswith(start)}
+        weights[f"{start}up_proj.weight"] = torch.randn(inner, hidden, generator=draw) * hidden**-0.5
+        weights[f"{start}down_proj.weight"] = torch.randn(hidden, inner, generator=draw) * inner**-0.5
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    language["hybrid_override_pattern"] = pattern.replace("E", "-")
+    (model / "config.json").write_text(json.dumps(config))
 
 
 def measure(python: str, names: list[str], tokens: int, seed: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
