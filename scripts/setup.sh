@@ -84,9 +84,15 @@ get_chromium() {
     find_chromium
 }
 
+build_kernels() {
+    "$VENV/bin/python" -m holotron.model.kernels >&2 ||
+        say "going on without C++ kernels: all works, training and many agents at half the speed"
+}
+
 rm -f "$STAMP"
 make_venv
 install_packages
+build_kernels
 chromium=$(get_chromium) || exit 1
 printf '%s\n%s\n' "$wanted" "$chromium" >"$STAMP"
 say "ready: $("$VENV/bin/python" -V), $chromium"

@@ -47,6 +47,7 @@ def examine() -> list[Check]:
         _cores(),
         _memory(),
         _gpu(),
+        _kernels(),
         *_extras(),
     ]
 
@@ -203,3 +204,22 @@ def _gpu() -> Check:
     except Exception as broken:
         return Check("gpu", False, False, f"{type(broken).__name__}: {broken}")
     return Check("gpu", False, False, "none; the pilot runs on the CPU")
+
+
+def _kernels() -> Check:
+    """Built C++ kernels (model/kernels): without them all works, training and many agents at half the speed."""
+    name = "cpu kernels"
+    try:
+        from holotron.model import kernels
+
+        if os.environ.get("HOLOTRON_KERNELS") == "0":
+            return Check(name, False, False, "switched off (HOLOTRON_KERNELS=0)", "unset HOLOTRON_KERNELS")
+        path = kernels.library()
+        if not path.is_file():
+            compiler = "" if kernels.command() else "; no C++ compiler found either (Debian: apt-get install g++)"
+            return Check(name, False, False, f"not built{compiler}", kernels.COMMAND)
+        if kernels.cpu() is None:
+            return Check(name, False, False, f"{path} does not load", f"{kernels.COMMAND} --again")
+        return Check(name, True, False, f"built ({path})")
+    except Exception as broken:
+        return Check(name, False, False, f"{type(broken).__name__}: {broken}")

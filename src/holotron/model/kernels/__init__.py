@@ -52,7 +52,7 @@ _state: dict[str, Any] = {}  # "ops" once looked for, "off" inside switched_off(
 def cpu() -> Any | None:
     """The operators of cpu.cpp (`torch.ops.holotron_cpu`), or None where they are not built or are switched off."""
     if "ops" not in _state:
-        _state["ops"] = _load()
+        _state["ops"] = find()
     return None if "off" in _state else _state["ops"]
 
 
@@ -68,7 +68,8 @@ def switched_off() -> Iterator[None]:
             del _state["off"]
 
 
-def _load() -> Any | None:
+def find() -> Any | None:
+    """What `cpu()` keeps: looked for anew."""
     if os.environ.get("HOLOTRON_KERNELS") == "0":
         return None
     try:
@@ -115,11 +116,11 @@ def _cpu_features() -> str:
         return platform.platform() + platform.processor()
 
 
-def build(force: bool = False) -> Path:
+def build(again: bool = False) -> Path:
     """Compile, try and store the library, unless it is there. Safe when several processes build at once: each makes
     a file of its own and moves it into place. Raises BuildError."""
     path, base = library(), Path(torch.__file__).parent
-    if path.is_file() and not force:
+    if path.is_file() and not again:
         return path
     start = command()
     if not start:

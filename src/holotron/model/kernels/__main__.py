@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 
@@ -9,10 +10,13 @@ from holotron.model import kernels
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m holotron.model.kernels", description=__doc__)
+    parser.add_argument("--again", action="store_true", help="build even if the library is there")
+    options = parser.parse_args()
     start = time.perf_counter()
-    there = kernels.library().is_file()
+    there = kernels.library().is_file() and not options.again
     try:
-        path = kernels.build()
+        path = kernels.build(again=options.again)
     except kernels.BuildError as error:
         print(f"CPU kernels: not built. {error}", file=sys.stderr)
         return 1

@@ -104,7 +104,7 @@ def split_channels(xbc: Tensor, heads: int, width: int, groups: int) -> tuple[Te
     """(B, L, H P + 2 G N) as views x (B, L, H, P), B and C (B, L, G, N)."""
     shared = (xbc.shape[-1] - heads * width) // 2
     x, b, c = torch.split(xbc, [heads * width, shared, shared], -1)
-    b, c = (t.view(*t.shape[:2], groups, -1) for t in (b, c))
+    b, c = (t.view(*t.shape[:2], groups, shared // groups) for t in (b, c))
     return x.view(*x.shape[:2], heads, width), b, c
 
 

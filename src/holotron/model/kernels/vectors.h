@@ -85,7 +85,10 @@ inline float exp_of(float x) {
   return series * std::bit_cast<float>(power);
 }
 
-inline float sigmoid(float x) { return 1.f / (1.f + exp_of(-x)); }
+inline float sigmoid(float x) {
+  const float s = 1.f / (1.f + exp_of(-x));
+  return x < -87.f ? 0.f : s;
+}
 
 // While it lives, numbers too small for full precision count as 0: what decays would otherwise slow down in the end.
 class FlushTiny {
