@@ -8,6 +8,7 @@ import json
 import math
 import os
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -115,11 +116,18 @@ def _vllm(options: argparse.Namespace, environment: dict[str, str]) -> Contender
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{options.threads - 1}", "VLLM_CPU_KVCACHE_SPACE": "4",
         "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
-    images = max(len(request.images) for request in _some(options, "append"))
+    if Path(options.vllm_python).is_file() and has_holotron(options.vllm_python):
+        del environment["PYTHONPATH"]  # installed there, with the plugin's entry point, which a bare folder lacks
+    images = max(len(request.images) for request in _some(options, options.histories[0]))
     command = [str(options.vllm_python), str(PEERS / "vllm_cpu.py"), "--images", str(images)]
     if options.vllm_eager:
         command.append("--eager")
     return Contender("vllm-cpu", [*command, "--model", str(options.model)], environment, "prefix caching off")
+
+
+def has_holotron(python: Path) -> bool:
+    tried = subprocess.run([str(python), "-c", "import holotron.bench.replay"], cwd="/", capture_output=True)
+    return tried.returncode == 0
 
 
 def _some(options: argparse.Namespace, history: str) -> list[Any]:
@@ -138,7 +146,7 @@ def start(contender: Contender, options: argparse.Namespace) -> None:
         text += ["--text-only", "--placeholder", str(placeholder(options.model))]
         note = f"{contender.note}; language model only, pictures are ordinary tokens and cost no vision work"
         ways = {"plugin": ways, "text": [(text, note)], "auto": [*ways, (text, note)]}[options.vllm_mode]
-    sample = str(requests_file(TraceFolder.read(options.traces), options.model, "window3"))
+    sample = str(requests_file(TraceFolder.read(options.traces), options.model, options.histories[0]))
     for command, note in ways:
         if "--text-only" in command:
             text_model(options.model, options.work / "text-model")
@@ -170,8 +178,6 @@ def measure_replay(options: argparse.Namespace) -> Rows:
     """Every peer does a cold pass (empty caches, all users at once) and, its users going on, a warm one."""
     traces = TraceFolder.read(options.traces)
     files = {history: requests_file(traces, options.model, history) for history in options.histories}
-    if "window3" not in files:
-        requests_file(traces, options.model, "window3")
     rows: Rows = []
     for history, file in files.items():
         least = least_computed_fraction(read_requests(file), placeholder(options.model))

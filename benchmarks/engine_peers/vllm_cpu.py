@@ -35,7 +35,7 @@ class Vllm:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        images = 0 if self.options.text_only else self.options.images
+        pictures = {"image": self.options.images, "video": 0, "audio": 0}
         arguments = AsyncEngineArgs(
             model=str(self.options.model),
             dtype="float32",
@@ -44,11 +44,9 @@ class Vllm:
             max_num_seqs=self.options.max_batch,
             max_num_batched_tokens=self.options.step_tokens,
             enforce_eager=self.options.eager,
-            skip_tokenizer_init=True,
-            limit_mm_per_prompt={"image": images, "video": 0, "audio": 0} if images else {},
+            skip_tokenizer_init=self.options.text_only,
+            **({} if self.options.text_only else {"limit_mm_per_prompt": pictures}),
         )
-        if self.options.text_only:
-            del arguments.limit_mm_per_prompt
         self._engine = AsyncLLM.from_engine_args(arguments)
         return {
             "vllm": vllm.__version__,

