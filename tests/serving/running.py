@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,8 +61,13 @@ class Running:
 
 
 @contextmanager
-def serving(llm: LLM, limits: Limits | None = None, **settings: Any) -> Iterator[Running]:
+def serving(
+    llm: LLM, limits: Limits | None = None, send_buffer: int | None = None, **settings: Any
+) -> Iterator[Running]:
+    """`send_buffer` is how many bytes the kernel takes from the server before a client reads them."""
     bound = bind("127.0.0.1", 0)
+    if send_buffer:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     made: list[Any] = []
     ready = threading.Event()
     chosen = ServerSettings(("tiny", "alias"), limits=limits or Limits(), **settings)

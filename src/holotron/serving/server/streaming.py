@@ -75,8 +75,9 @@ class EventStream(Response):
         async with aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for piece in events:
-                message = {"type": "http.response.body", "body": piece, "more_body": True}
-                await asyncio.wait_for(send(message), self._write_seconds)
+                # not wait_for, which in Python 3.11 may swallow that it was cancelled
+                async with asyncio.timeout(self._write_seconds):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
