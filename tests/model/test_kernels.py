@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from holotron.model import kernels, pooled
+from holotron.model import cpu_attention, kernels, pooled
 from holotron.model.fused import conv_silu, gated_norm, rms_norm, squared_relu
 from holotron.model.ssd import ssd_chunked
 
@@ -166,7 +167,7 @@ def test_silu_at_the_ends() -> None:
     x = torch.tensor([-1e30, -200.0, -90.0, -88.5, -20.0, -1e-20, 0.0, 1e-20, 20.0, 89.0, 1e30, torch.nan])
     with torch.no_grad():
         found = conv_silu(x.view(1, 1, -1), torch.ones(len(x), 4), None).flatten()
-    torch.testing.assert_close(found, torch.nn.functional.silu(x), rtol=1e-6, atol=1e-36, equal_nan=True)
+    torch.testing.assert_close(found, F.silu(x), rtol=1e-6, atol=1e-36, equal_nan=True)
 
 
 @pytest.mark.parametrize(("heads", "width", "size", "groups"), [(6, 64, 32, 1), (4, 5, 7, 2), (8, 16, 128, 8)])
@@ -190,6 +191,41 @@ def test_pooled_steps(seed: int, batch: int, heads: int, width: int, size: int, 
         torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-5)
     others = [slot for slot in range(9) if slot not in slots.tolist()]
     torch.testing.assert_close(found[2][others], states[others], rtol=0, atol=0)
+
+
+def visible(queries: int, keys: int, segments: Tensor | None) -> Tensor:
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return mask if segments is None else mask & (segments[:, None, :, None] == segments[:, None, None, :])
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "queries", "keys", "size", "packed"),
+    [
+        (2, 4, 2, 200, 200, 48, False),
+        (1, 4, 1, 65, 65, 16, False),
+        (1, 8, 2, 70, 133, 128, False),
+        (2, 2, 2, 16, 17, 32, False),
+        (2, 4, 2, 150, 150, 48, True),
+        (0, 2, 1, 20, 20, 16, False),
+    ],
+)
+def test_attention(
+    seed: int, batch: int, heads: int, kv_heads: int, queries: int, keys: int, size: int, packed: bool
+) -> None:
+    q, k, v = (
+        strided(batch, tokens, count, size).transpose(1, 2)
+        for tokens, count in ((queries, heads), (keys, kv_heads), (keys, kv_heads))
+    )
+    segments = documents(batch, queries) if packed else None
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = cpu_attention.kernel_attention(4 * q, k, v, segments)
+        if found is not None:
+            return found
+        mask = visible(queries, keys, segments)
+        return F.scaled_dot_product_attention(4 * q, k, v, attn_mask=mask, enable_gqa=True)
+
+    same(attention, q, k, v, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])

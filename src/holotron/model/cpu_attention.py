@@ -1,7 +1,8 @@
-"""Causal attention on a CPU in blocks of queries, its products made by oneDNN (see linear.py).
+"""Causal attention on a CPU in blocks: a C++ kernel where kernels are built (see kernels/), else products by oneDNN
+(see linear.py) for blocks of queries.
 
 Blocks skip what lies behind them, and the scores of one block stay in cache. Scores are made again in the backward
-pass, so that memory grows with the length and not with its square. About 1.6 times as fast as torch's own on Zen 5.
+pass, so that memory grows with the length and not with its square.
 """
 
 from __future__ import annotations
@@ -13,14 +14,44 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from holotron.model import kernels
+from holotron.model.kernels import gradients
 from holotron.model.linear import onednn, onednn_serves
 
 BLOCK = 128
 
 
+def kernel(q: Tensor) -> Any | None:
+    """The kernels, where they take q (B, heads, T, size) and gain by it: a few tokens are done before keys are laid
+    out for them."""
+    return kernels.cpu() if gradients.serves(q) and q.shape[3] % 16 == 0 and q.shape[2] >= 16 else None
+
+
 def serves(q: Tensor) -> bool:
-    """Whether `causal_attention` takes q (B, heads, T, size) and gains by it: it does where there are gradients."""
+    """Whether `causal_attention` takes q (B, heads, T, size) and gains by it; blocks do where there are gradients."""
+    if kernel(q) is not None:
+        return True
     return torch.is_grad_enabled() and onednn_serves(q) and q.shape[2] >= 2 * BLOCK and q.shape[3] >= 16
+
+
+def kernel_attention(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None) -> Tensor | None:
+    """softmax(q k^T / sqrt(size)) v over earlier tokens and the token itself, or None where `kernel` is.
+
+    q (B, heads, T, size); k, v (B, kv heads, S, size): the queries are the last T of S tokens. segments (B, T), with
+    S = T: the document of each token, the tokens of one next to each other, to which its attention is kept.
+    """
+    if (ops := kernel(q)) is None or not gradients.serves(k, v):
+        return None
+    starts = None
+    if segments is not None:
+        opens = torch.ones_like(segments, dtype=torch.bool)
+        opens[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        starts = torch.where(opens, torch.arange(segments.shape[1]), 0).cummax(1).values
+    if not torch.is_grad_enabled():
+        mixed: Tensor = ops.attention(q, k, v, starts)[0]
+        return mixed
+    mixed = gradients.Attention.apply(ops, q, k, v, starts)  # type: ignore[no-untyped-call]
+    return mixed
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -28,6 +59,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     q (B, heads, T, size); k, v (B, kv heads, T, size), each shared by consecutive heads; fp32. Returns q's shape.
     """
+    if (mixed := kernel_attention(q, k, v)) is not None:
+        return mixed
     out: Tensor = _CausalAttention.apply(q, k.contiguous(), v.contiguous())  # type: ignore[no-untyped-call]
     return out
 

@@ -202,6 +202,8 @@ class Attention(nn.Module):
         )
         if cache is not None:
             out = self._attend_cached(q, k, v, cache)
+        elif segments is not None and (kept := cpu_attention.kernel_attention(q, k, v, segments)) is not None:
+            out = kept
         elif segments is not None:
             mask = (segments[:, None, :, None] == segments[:, None, None, :]).tril()  # (B, 1, T, T)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
@@ -221,6 +223,10 @@ class Attention(nn.Module):
         used = int(position.max()) + 1
         if used == length:  # nothing came before: what is not yet a token stands behind every token of its row
             return attend(q, k, v)
+        if bool((position[:, 0] == position[0, 0]).all()):  # no row's queries stand before those of another
+            mixed = cpu_attention.kernel_attention(q, keys[:, :, :used], values[:, :, :used])
+            if mixed is not None:
+                return mixed
         mask = torch.arange(used, device=q.device) <= position[:, None, :, None]  # (B, 1, T, used)
         return F.scaled_dot_product_attention(
             q, keys[:, :, :used].to(q.dtype), values[:, :, :used].to(q.dtype), attn_mask=mask, enable_gqa=True

@@ -1,5 +1,6 @@
 // CPU kernels for fp32, loaded by kernels/__init__.py. Each has a plain torch twin that defines what it computes.
 
+#include "attention.h"
 #include "conv.h"
 #include "decode.h"
 #include "norms.h"
@@ -22,6 +23,10 @@ TORCH_LIBRARY(holotron_cpu, m) {
   m.def(
       "scan_backward(Tensor dy, Tensor dlast, Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d, Tensor state, "
       "Tensor? segments) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("attention(Tensor q, Tensor k, Tensor v, Tensor? starts) -> (Tensor, Tensor)");
+  m.def(
+      "attention_backward(Tensor dout, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor? starts) -> "
+      "(Tensor, Tensor, Tensor)");
   m.def("conv_step(Tensor(a!) pool, Tensor slots, Tensor xbc, Tensor weight, Tensor? bias) -> Tensor");
   m.def(
       "ssd_step(Tensor(a!) pool, Tensor slots, Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d) -> Tensor");
@@ -37,6 +42,8 @@ TORCH_LIBRARY_IMPL(holotron_cpu, CPU, m) {
   m.impl("conv_silu_backward", holotron::conv_silu_backward);
   m.impl("scan", holotron::scan);
   m.impl("scan_backward", holotron::scan_backward);
+  m.impl("attention", holotron::attention);
+  m.impl("attention_backward", holotron::attention_backward);
   m.impl("conv_step", holotron::conv_step);
   m.impl("ssd_step", holotron::ssd_step);
   m.impl("paged_attention", holotron::paged_attention);

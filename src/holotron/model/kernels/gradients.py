@@ -108,6 +108,23 @@ def split_channels(xbc: Tensor, heads: int, width: int, groups: int) -> tuple[Te
     return x.view(*x.shape[:2], heads, width), b, c
 
 
+class Attention(torch.autograd.Function):
+    """q (B, heads, T, size), k, v (B, kv heads, S, size); starts (B, T) or None: the first key that a query sees."""
+
+    @staticmethod
+    def forward(ctx: Any, ops: Any, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> Tensor:
+        out, lse = ops.attention(q, k, v, starts)
+        ctx.ops = ops
+        ctx.save_for_backward(out, lse, q, k, v, starts)
+        result: Tensor = out
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.ops.attention_backward(gradient, *ctx.saved_tensors), None
+
+
 class MixerCore(torch.autograd.Function):
     """All of a Mamba-2 mixer between its projections, from zero states: its gradient is written into one tensor, where
     the parts' own would be gathered by copies.
