@@ -318,7 +318,9 @@ def serve(
         bool, typer.Option("--allow-private-images", help="Those hosts may have private addresses.")
     ] = False,
     max_body_mib: Annotated[int, typer.Option("--max-body-mib", min=1, help="Of one request.")] = 32,
-    max_images: Annotated[int, typer.Option("--max-images", min=1, help="Of one request.")] = 64,
+    max_images: Annotated[
+        int | None, typer.Option("--max-images", min=1, help="Of one request; default: 64, with vllm 3.")
+    ] = None,
     max_pixels: Annotated[int, typer.Option("--max-pixels", min=1, help="Of one image.")] = 2**25,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, help="Of one reply; default: what the context leaves.")
@@ -331,19 +333,32 @@ def serve(
         float, typer.Option("--drain-seconds", min=0.1, help="For running requests after SIGTERM.")
     ] = 300,
     print_only: Annotated[
-        bool, typer.Option("--print-only", help="With --engine vllm: show and explain the command, start nothing.")
+        bool, typer.Option("--print-only", help="vllm: show and explain the command, start nothing.")
     ] = False,
+    users: Annotated[int, typer.Option("--users", min=1, help="vllm: agents to plan for.")] = 100,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="vllm: of a node; default: those found.")] = None,
+    gpu_memory_gib: Annotated[
+        float | None, typer.Option("--gpu-memory-gib", min=1, help="vllm: of one GPU; default: as found.")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option("--tensor-parallel", min=1, help="vllm: GPUs per copy.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="vllm: machines, joined by Ray.")] = 1,
+    vllm_arg: Annotated[
+        list[str] | None, typer.Option("--vllm-arg", help="vllm: handed over as it is (repeatable).")
+    ] = None,
 ) -> None:
     """Serve a model with the API of OpenAI: chat with images, JSON schemas, tools, streaming, metrics."""
     names = tuple(served_name or [Path(model).name if Path(model).is_dir() else model])
     if engine == "vllm":
         from holotron.serving.vllm_launch import launch
 
-        launch(
-            model, host=host, port=port, served_name=names[0], api_key=api_key, insecure=insecure,
-            max_model_len=max_model_len, max_batch=max_batch, max_images=max_images, print_only=print_only,
+        status = launch(
+            model, print_only=print_only, gpus=gpus, gpu_memory_gib=gpu_memory_gib, tensor_parallel=tensor_parallel,
+            nodes=nodes, users=users, context=max_model_len, images=max_images or 3, host=host, port=port,
+            served_name=names[0], api_key=api_key, insecure=insecure, extra=vllm_arg or (),
         )  # fmt: skip
-        return
+        raise typer.Exit(status)
     if engine != "native" or print_only:
         wrong = "--print-only goes with --engine vllm" if engine == "native" else f"--engine {engine!r} is unknown"
         raise typer.BadParameter(f"{wrong}; engines: native, vllm")
@@ -351,7 +366,7 @@ def serve(
     from holotron.serving.server import Limits, ServerSettings
 
     limits = Limits(
-        body=max_body_mib << 20, bodies=max(512, max_body_mib) << 20, images=max_images, pixels=max_pixels,
+        body=max_body_mib << 20, bodies=max(512, max_body_mib) << 20, images=max_images or 64, pixels=max_pixels,
         tokens=max_tokens, requests=max_requests, preprocessing=max_queue, drain_seconds=drain_seconds,
     )  # fmt: skip
     settings = ServerSettings(

@@ -62,7 +62,11 @@ class Running:
 
 @contextmanager
 def serving(
-    llm: LLM, limits: Limits | None = None, send_buffer: int | None = None, **settings: Any
+    llm: LLM,
+    limits: Limits | None = None,
+    send_buffer: int | None = None,
+    names: tuple[str, ...] = ("tiny", "alias"),
+    **settings: Any,
 ) -> Iterator[Running]:
     """`send_buffer` is how many bytes the kernel takes from the server before a client reads them."""
     bound = bind("127.0.0.1", 0)
@@ -70,7 +74,7 @@ def serving(
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     made: list[Any] = []
     ready = threading.Event()
-    chosen = ServerSettings(("tiny", "alias"), limits=limits or Limits(), **settings)
+    chosen = ServerSettings(names, limits=limits or Limits(), **settings)
 
     def work() -> None:
         asyncio.run(run(llm, chosen, bound, ready.set, lambda *parts: made.extend(parts)))
