@@ -52,7 +52,7 @@ class OwnersOfPages(RuleBasedStateMachine):
 
 
 TestOwnersOfPages = OwnersOfPages.TestCase
-TestOwnersOfPages.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestOwnersOfPages.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 def test_pages_for_tokens_round_up() -> None:

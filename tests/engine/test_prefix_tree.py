@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+import secrets
 import time
 
 import numpy as np
@@ -91,8 +93,8 @@ class AgainstADict(RuleBasedStateMachine):
 
     @precondition(lambda self: any(k.pins for k in self.oracle.kept.values()))
     @rule(choice=st.randoms(use_true_random=False))
-    def unpin(self, choice: object) -> None:
-        kept = choice.choice([k for k in self.oracle.kept.values() if k.pins])  # type: ignore[attr-defined]
+    def unpin(self, choice: random.Random) -> None:
+        kept = choice.choice([k for k in self.oracle.kept.values() if k.pins])
         self.tree.unpin(self.handles[kept.name])
         kept.pins -= 1
 
@@ -107,6 +109,9 @@ class AgainstADict(RuleBasedStateMachine):
             self.tree.check(pins=sum(k.pins for k in self.oracle.kept.values()))
             stats = self.tree.stats
             assert (stats.snapshots, stats.bytes) == (len(self.oracle.kept), self.oracle.nbytes())
+            worth = {snapshot.payload: snapshot.worth for snapshot in self.tree._nodes}
+            for prefix, kept in self.oracle.kept.items():
+                assert worth[kept.name] == pytest.approx(self.oracle.flops(prefix) / kept.nbytes)
 
     def teardown(self) -> None:
         """Everything comes out, and nothing stays behind."""
@@ -120,7 +125,32 @@ class AgainstADict(RuleBasedStateMachine):
 
 
 TestAgainstADict = AgainstADict.TestCase
-TestAgainstADict.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestAgainstADict.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("budget", [30, 150, 600])
+def test_a_long_random_walk(budget: int) -> None:
+    """The same rules, in a tree that grows larger than hypothesis makes it."""
+    seed = secrets.randbelow(2**31)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    machine = AgainstADict()
+    machine.begin(budget, (1.0, chance.choice([0.0, 0.3]), chance.choice([0.0, 0.5, 2.0])))
+    prompts: list[Prefix] = [(0,)]
+    for _ in range(600):
+        prompt = chance.choice(prompts[-20:])
+        prompt = prompt[: chance.randint(0, len(prompt))] + tuple(chance.choices([-1, 0, 1], k=chance.randint(1, 6)))
+        prompts.append(prompt)
+        machine.insert(prompt, chance.choice([0.5, 1.0]), chance.randint(1, 10))
+        machine.find(chance.choice(prompts[-20:]), chance.randint(-1, 3), chance.random() < 0.1)
+        machine.touch(chance.choice(prompts[-20:]))
+        if any(kept.pins for kept in machine.oracle.kept.values()):
+            machine.unpin(chance)
+        if chance.random() < 0.1:
+            machine.evict_one()
+        machine.sound()
+    assert machine.tree.stats.evictions > 50 and machine.tree.stats.hits > 50
+    machine.teardown()
 
 
 def test_an_inner_snapshot_goes_and_deeper_ones_stay() -> None:

@@ -12,8 +12,8 @@ from holotron.engine.vision_cache import Entry, VisionCache, config_fingerprint,
 
 @settings(deadline=None)
 @given(
-    budget=st.integers(0, 200),
-    steps=st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 6), max_size=4), st.integers(1, 16)), max_size=40),
+    budget=st.integers(0, 60),
+    steps=st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 5), max_size=3), st.integers(1, 3)), max_size=60),
 )
 def test_the_least_recently_used_goes_first(budget: int, steps: list[tuple[bool, list[int], int]]) -> None:
     """Against a list of (key, bytes, value) in order of use."""
@@ -41,6 +41,15 @@ def test_the_least_recently_used_goes_first(budget: int, steps: list[tuple[bool,
         assert (len(cache), cache.nbytes) == (len(order), sum(nbytes for _, nbytes, _ in order))
     assert (cache.requested, cache.encoded) == (requested, next(values))
     assert [e is not None for e in cache.get_many([key for key, _, _ in order])] == [True] * len(order)
+
+
+def test_being_asked_for_is_a_use() -> None:
+    cache = VisionCache(3 * 4)
+    for key in (b"a", b"b", b"c"):
+        cache.put(key, torch.zeros(1))
+    cache.get_many([b"b", b"a"])
+    cache.put(b"d", torch.zeros(2))
+    assert [entry is not None for entry in cache.get_many([b"a", b"b", b"c", b"d"])] == [True, False, False, True]
 
 
 def test_entries_are_copies_of_their_own() -> None:
@@ -92,6 +101,7 @@ def test_shape_dtype_and_settings_belong_to_the_hash() -> None:
         tile_hashes(tile),
         tile_hashes(tile.view(1, 3, 2, 8)),
         tile_hashes(tile.half()),
+        tile_hashes(tile.bfloat16()),
         tile_hashes(torch.zeros(1, 6, 4, 4, dtype=torch.float16)),  # as many zero bytes
         tile_hashes(tile, one),
         tile_hashes(tile, two),

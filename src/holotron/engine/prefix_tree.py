@@ -186,11 +186,12 @@ class PrefixTree(Generic[Payload]):
                 seen[node.snapshot] = node
             elif node is not self._root and len(node.children) < 2:
                 raise EngineError(f"a node at position {at} has no snapshot and {len(node.children)} children")
-            lost = [first for first, child in node.children.items() if child.parent is not node]
-            lost += [first for first, child in node.children.items() if first not in child.run[:1]]
-            if lost or (node.snapshot is not None and node.snapshot.position != at):
-                raise EngineError(f"the prefix tree is broken at position {at}, where it continues with {lost}")
-            stack += [(child, at) for child in node.children.values()]
+            if node.snapshot is not None and node.snapshot.position != at:
+                raise EngineError(f"the snapshot of position {node.snapshot.position} hangs at position {at}")
+            for first, child in node.children.items():
+                if child.parent is not node or not len(child.run) or child.run[0] != first:
+                    raise EngineError(f"the prefix tree is broken at position {at}, where it goes on with key {first}")
+                stack.append((child, at))
         held, pinned = sum(s.nbytes for s in seen), sum(s.pins for s in seen)
         if seen != self._nodes or (len(seen), held) != (self.stats.snapshots, self.stats.bytes):
             raise EngineError(f"{len(seen)} snapshots of {held} bytes hang on the prefix tree; it counts {self.stats}")
