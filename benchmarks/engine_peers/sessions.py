@@ -32,7 +32,7 @@ def main() -> None:
     room = options.tokens + 1024
     llm = LLM(
         options.model, max_batch=options.sessions, max_model_len=room + 64, threads=options.threads,
-        snapshot_bytes=0, step_tokens=8192, kv_bytes=options.sessions * (room + 64) * token_bytes,
+        snapshot_bytes=0, step_tokens=4096, kv_bytes=options.sessions * (room + 64) * token_bytes,
     )  # fmt: skip
     loaded = resident("VmRSS")
     began = time.perf_counter()
