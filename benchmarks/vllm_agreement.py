@@ -27,7 +27,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,10 @@ def answer_in_vllm(job: dict[str, Any]) -> dict[str, Any]:
     from PIL import Image
     from vllm import LLM, SamplingParams, __version__
 
-    began = time.monotonic()
     llm = LLM(
         job["model"], dtype="float32", max_model_len=job["context"], max_num_seqs=4, max_num_batched_tokens=CHUNK,
         enable_prefix_caching=False, enforce_eager=True, limit_mm_per_prompt={"image": 4, "video": 0, "audio": 0},
     )  # fmt: skip
-    started = time.monotonic() - began
     prompts = []
     for prompt in job["prompts"]:
         pictures = [Image.open(file).convert("RGB") for file in prompt["images"]]
@@ -60,7 +57,7 @@ def answer_in_vllm(job: dict[str, Any]) -> dict[str, Any]:
         reply = output.outputs[0]
         logprobs = [{str(token): one.logprob for token, one in place.items()} for place in reply.logprobs]
         replies.append({"prompt": list(output.prompt_token_ids), "tokens": list(reply.token_ids), "logprobs": logprobs})
-    return {"replies": replies, "start_s": started, "vllm": __version__}
+    return {"replies": replies, "vllm": __version__}
 
 
 def answer_natively(job: dict[str, Any]) -> dict[str, Any]:
@@ -249,14 +246,13 @@ def measure(python: str, names: list[str], tokens: int, seed: int) -> tuple[dict
             other = run_vllm(python, job, folder)
             native = answer_natively(job)
             fresh = [
-                {"checkpoint": name} | compare(prompt["kind"], ours, theirs)
+                {"checkpoint": name, "vllm": other["vllm"]} | compare(prompt["kind"], ours, theirs)
                 for prompt, ours, theirs in zip(job["prompts"], native["replies"], other["replies"], strict=True)
             ]
             for row in fresh:
                 print(json.dumps(row))
             rows += fresh
             figures[f"vllm_greedy_agreement_{name.replace('-', '_')}"] = _agreement(fresh)
-            figures[f"start_s_{name.replace('-', '_')}"] = other["start_s"]
     figures["vllm_greedy_agreement"] = _agreement(rows)
     figures["logprob_difference"] = max(row["logprob_difference"] for row in rows)
     figures["tokens"] = sum(row["tokens"] for row in rows)

@@ -76,7 +76,7 @@ def launch(
         print(f"\n{INSTALL}", file=sys.stderr)
         return 1
     environment = os.environ | made.environment | ({"VLLM_API_KEY": api_key} if api_key else {})
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *made.arguments]
+    command = [sys.executable, "-m", "holotron.serving.vllm_plugin", "serve", *made.arguments]
     os.execve(sys.executable, command, environment)
 
 

@@ -65,6 +65,7 @@ class Plan:
 
     model: str
     flags: list[Flag]
+    command: str = "vllm"
     environment: dict[str, str] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)  # to run before, by hand, on the machines named
     notes: list[str] = field(default_factory=list)
@@ -75,13 +76,16 @@ class Plan:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `vllm serve`."""
+        """Of `COMMAND serve`."""
         return [self.model, *(word for flag in self.flags for word in flag.words)]
 
     def explain(self) -> str:
         """For people: commands that can be copied, then the reasons."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        lines = [" ".join([*settings, "vllm serve", shlex.quote(self.model)]), *(f"  {flag}" for flag in self.flags)]
+        lines = [
+            " ".join([*settings, self.command, "serve", shlex.quote(self.model)]),
+            *(f"  {flag}" for flag in self.flags),
+        ]
         command = " \\\n".join(lines)
         width = min(max(len(str(flag)) for flag in self.flags), 48)
         reasons = [f"  {flag!s:<{width}}  {flag.reason}" for flag in self.flags]
@@ -221,6 +225,10 @@ def _place_on_cpu(made: Plan, deployment: Deployment, cached: Pages) -> None:
         "OMP_NUM_THREADS": str(deployment.cores),
         "VLLM_CPU_KVCACHE_SPACE": str(space),
     }
+    made.command = "python -m holotron.serving.vllm_plugin"
+    made.notes.append(
+        "The vllm command itself does not start where vLLM 0.32 is installed as vllm-cpu; this is the same."
+    )
     made.notes.append(
         f"VLLM_CPU_OMP_THREADS_BIND and OMP_NUM_THREADS: by itself vLLM leaves one core idle. VLLM_CPU_KVCACHE_SPACE: "
         f"GiB for {min(made.residents, deployment.users)} sequences."
