@@ -32,7 +32,7 @@ FLAGS = (
     "-std=c++20 -O3 -march=native -fopenmp -fPIC -shared -DNDEBUG "
     "-fno-math-errno -fno-trapping-math -fno-signed-zeros -ffp-contract=fast"
 )
-MOST_TAPS = 8  # of a convolution, as in conv.h
+MOST_TAPS = 4  # of a convolution, as in conv.h
 # Loaded and tried in a process of its own: a library that does not run here must not take its user down.
 TRIAL = """
 import sys, torch

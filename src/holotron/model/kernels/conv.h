@@ -5,9 +5,8 @@
 
 namespace holotron {
 
-constexpr int64_t STRETCH = 64;    // tokens of one task
-constexpr int64_t CHANNELS = 512;  // of one strip: its rows stay in the first-level cache
-constexpr int64_t MOST_TAPS = 8;
+constexpr int64_t STRETCH = 64;  // tokens of one task
+constexpr int64_t MOST_TAPS = 4;
 
 struct ConvInputs {
   Tensor x_, taps_, bias_, before_, segments_, none_;
@@ -89,59 +88,58 @@ inline Tensor conv_silu(const Tensor& x, const Tensor& taps, const std::optional
   return out;
 }
 
-// One stretch of tokens and one strip of channels of the gradient. The sum before SiLU is made again.
+// The gradient for one stretch of tokens. The sum before SiLU is made again. One vector of channels at a time goes down
+// the tokens, with all that it needs of earlier ones in registers.
+template <int K>
 struct ConvBackward {
   const ConvInputs& in;
   const float* dout;  // (B, T, C) without gaps
   float* dx;
   int64_t dx_row, dx_token;
 
-  // Gradient of the sum, for token t.
-  void into_total(int64_t i, int64_t t, const float* const* rows, int64_t first, int64_t n, float* __restrict to) const {
-    in.total(rows, first, n, to);
-    const float* __restrict d = dout + (i * in.length + t) * in.channels + first;
-    for (int64_t c = 0; c < n; ++c) {
-      const float s = sigmoid(to[c]);
-      to[c] = d[c] * s * (1.f + to[c] * (1.f - s));
-    }
+  // Gradients of taps and bias of this stretch go to `sums` (K + 1, C).
+  void operator()(int64_t i, int64_t begin, int64_t end, float* sums) const {
+    bool reach[STRETCH + K][K];  // of token begin + t, `back` tokens before
+    for (int64_t t = 0; t < end - begin + K - 1; ++t)
+      for (int64_t back = 0; back < K; ++back) reach[t][back] = in.reaches(i, begin + t, back);
+    for (int64_t c = 0; c < in.channels; c += LANES) strip(i, begin, end, c, std::min(LANES, in.channels - c), reach, sums);
   }
 
-  // dtaps (K, C) and dbias (C) of this stretch are added to `sums` ((K + 1), C).
-  void operator()(int64_t i, int64_t begin, int64_t end, int64_t first, int64_t n, float* ring, float* sums) const {
-    const int64_t k = in.k, C = in.channels;
-    const float* rows[MOST_TAPS];
-    for (int64_t t = begin; t < end + k - 1; ++t) {
-      float* own = ring + t % k * CHANNELS;
+ private:
+  void strip(int64_t i, int64_t begin, int64_t end, int64_t c, int64_t n, const bool (*reach)[K], float* sums) const {
+    const int64_t C = in.channels;
+    vec x[K]{}, g[K]{}, tap[K], dtap[K]{}, dbias{};  // x[b], g[b]: b tokens ago
+    for (int64_t b = 0; b < K; ++b) tap[b] = load_some(in.taps + (K - 1 - b) * C + c, n);
+    const vec offset = in.bias ? load_some(in.bias + c, n) : vec{};
+    for (int64_t b = 0; b + 1 < K; ++b)
+      if (begin - 1 - b >= 0) x[b] = load_some(in.row(i, begin - 1 - b) + c, n);
+    for (int64_t t = begin; t < end + K - 1; ++t) {
+      for (int64_t b = K - 1; b > 0; --b) x[b] = x[b - 1], g[b] = g[b - 1];
       if (t < in.length) {
-        in.reached(i, t, rows);
-        into_total(i, t, rows, first, n, own);
-        if (t < end) {
-          for (int64_t back = 0; back < k; ++back) {
-            float* __restrict sum = sums + (k - 1 - back) * C + first;
-            const float* row = rows[back] + first;
-            if (rows[back] != in.none)
-              for (int64_t c = 0; c < n; ++c) sum[c] += own[c] * row[c];
-          }
-          float* __restrict sum = sums + k * C + first;
-          for (int64_t c = 0; c < n; ++c) sum[c] += own[c];
+        x[0] = load_some(in.row(i, t) + c, n);
+        vec seen[K], total = offset;
+        for (int64_t b = 0; b < K; ++b) {
+          seen[b] = reach[t - begin][b] ? x[b] : vec{};
+          total += seen[b] * tap[b];
         }
+        const vec s = sigmoid(total);
+        g[0] = load_some(dout + (i * in.length + t) * C + c, n) * s * (1.f + total * (1.f - s));
+        if (t < end) {
+          for (int64_t b = 0; b < K; ++b) dtap[b] += g[0] * seen[b];
+          dbias += g[0];
+        }
+      } else {
+        g[0] = vec{};
       }
-      const int64_t target = t - (k - 1);  // every token that reaches it has been here
-      if (target >= begin && target < end) into_x(i, target, first, n, ring);
+      const int64_t target = t - (K - 1);  // every token that reaches it has been here
+      if (target < begin) continue;
+      vec own{};
+      for (int64_t b = 0; b < K; ++b)
+        if (reach[target + b - begin][b]) own += g[K - 1 - b] * tap[b];
+      store_some(dx + i * dx_row + target * dx_token + c, own, n);
     }
-  }
-
-  void into_x(int64_t i, int64_t t, int64_t first, int64_t n, const float* ring) const {
-    const int64_t k = in.k, C = in.channels;
-    float* __restrict to = dx + i * dx_row + t * dx_token + first;
-    const float* newest = in.taps + (k - 1) * C + first;
-    const float* own = ring + t % k * CHANNELS;
-    for (int64_t c = 0; c < n; ++c) to[c] = own[c] * newest[c];
-    for (int64_t back = 1; back < k; ++back) {
-      if (!in.reaches(i, t + back, back)) continue;
-      const float *later = ring + (t + back) % k * CHANNELS, *tap = newest - back * C;
-      for (int64_t c = 0; c < n; ++c) to[c] += later[c] * tap[c];
-    }
+    for (int64_t b = 0; b < K; ++b) store_some(sums + (K - 1 - b) * C + c, dtap[b], n);
+    store_some(sums + K * C + c, dbias, n);
   }
 };
 
@@ -150,21 +148,22 @@ inline Tensor conv_silu_backward(const Tensor& dout_, const Tensor& x, const Ten
                                  const std::optional<Tensor>& bias, const std::optional<Tensor>& segments,
                                  const Tensor& dx) {
   const ConvInputs in(x, taps, bias, std::nullopt, segments);
-  const int64_t C = in.channels, T = in.length, stretches = (T + STRETCH - 1) / STRETCH;
+  const int64_t C = in.channels, T = in.length, k = in.k, stretches = (T + STRETCH - 1) / STRETCH;
   check(dout_, {in.batch, T, C}, "dout");
   check(dx, {in.batch, T, C}, "dx");
   TORCH_CHECK(C == 0 || dx.stride(2) == 1, "channels of dx must lie next to each other");
   const Tensor dout = dout_.contiguous();
-  Tensor sums = at::zeros({in.batch * stretches, in.k + 1, C}, x.options());
-  float* parts = sums.mutable_data_ptr<float>();
-  const ConvBackward backward{in, dout.const_data_ptr<float>(), dx.mutable_data_ptr<float>(), dx.stride(0), dx.stride(1)};
-  at::parallel_for(0, in.batch * stretches, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> ring(in.k * CHANNELS);
+  Tensor sums = at::empty({in.batch * stretches, k + 1, C}, x.options());
+  float *parts = sums.mutable_data_ptr<float>(), *to = dx.mutable_data_ptr<float>();
+  const float* from = dout.const_data_ptr<float>();
+  at::parallel_for(0, in.batch * stretches, grain(STRETCH * C), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t i = task / stretches, start = task % stretches * STRETCH;
-      for (int64_t first = 0; first < C; first += CHANNELS)
-        backward(i, start, std::min(start + STRETCH, T), first, std::min(CHANNELS, C - first), ring.data(),
-                 parts + task * (in.k + 1) * C);
+      const int64_t i = task / stretches, first = task % stretches * STRETCH, last = std::min(first + STRETCH, T);
+      float* own = parts + task * (k + 1) * C;
+      if (k == 1) ConvBackward<1>{in, from, to, dx.stride(0), dx.stride(1)}(i, first, last, own);
+      if (k == 2) ConvBackward<2>{in, from, to, dx.stride(0), dx.stride(1)}(i, first, last, own);
+      if (k == 3) ConvBackward<3>{in, from, to, dx.stride(0), dx.stride(1)}(i, first, last, own);
+      if (k == 4) ConvBackward<4>{in, from, to, dx.stride(0), dx.stride(1)}(i, first, last, own);
     }
   });
   return sums.sum(0);

@@ -37,6 +37,19 @@ typedef float unaligned_vec __attribute__((vector_size(LANES * sizeof(float)), a
 inline vec load(const float* from) { return *reinterpret_cast<const unaligned_vec*>(from); }
 inline void store(float* to, vec value) { *reinterpret_cast<unaligned_vec*>(to) = value; }
 
+// n <= LANES numbers, zeros behind them.
+inline vec load_some(const float* from, int64_t n) {
+  if (n == LANES) return load(from);
+  vec some{};
+  std::memcpy(&some, from, n * sizeof(float));
+  return some;
+}
+
+inline void store_some(float* to, vec value, int64_t n) {
+  if (n == LANES) store(to, value);
+  else std::memcpy(to, &value, n * sizeof(float));
+}
+
 inline float sum(vec v) {
   typedef float half __attribute__((vector_size(LANES * sizeof(float) / 2)));
   typedef float four __attribute__((vector_size(16)));
@@ -67,29 +80,36 @@ inline float dot(const float* a, const float* b, int64_t n) {
 }
 
 // e^x within 2 units in the last place, never below 1e-38 nor above 2e38; NaN stays NaN. x = k ln 2 + r, and a Taylor
-// series for e^r. Without branches, so that a loop around it is vectorised.
-inline float exp_of(float x) {
-  x = x > 88.f ? 88.f : x;
-  x = x < -87.f ? -87.f : x;
-  const float shifted = x * 1.44269504f + 12582912.f;  // 1.5 * 2^23: the integer k is in the low bits
-  const float k = shifted - 12582912.f;
-  const float r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
-  float series = 1.f / 5040;
-  series = series * r + 1.f / 720;
+// series for e^r. Without branches, so that a loop around it is vectorised. Real is float or vec, Bits as wide.
+template <class Real, class Bits>
+inline Real exp_as(Real x) {
+  const Real high = Real{} + 88.f, low = Real{} - 87.f;
+  x = x > high ? high : x;
+  x = x < low ? low : x;
+  const Real shifted = x * 1.44269504f + 12582912.f;  // 1.5 * 2^23: the integer k is in the low bits
+  const Real k = shifted - 12582912.f;
+  const Real r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
+  Real series = r * (1.f / 5040) + 1.f / 720;
   series = series * r + 1.f / 120;
   series = series * r + 1.f / 24;
   series = series * r + 1.f / 6;
   series = series * r + 0.5f;
   series = series * r + 1.f;
   series = series * r + 1.f;
-  const uint32_t power = (std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u;
-  return series * std::bit_cast<float>(power);
+  return series * std::bit_cast<Real>((std::bit_cast<Bits>(shifted) << 23) + 0x3f800000u);
 }
 
-inline float sigmoid(float x) {
-  const float s = 1.f / (1.f + exp_of(-x));
-  return x < -87.f ? 0.f : s;
+template <class Real, class Bits>
+inline Real sigmoid_as(Real x) {
+  const Real s = 1.f / (1.f + exp_as<Real, Bits>(-x));
+  return x < Real{} - 87.f ? Real{} : s;
 }
+
+typedef uint32_t bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
+
+inline float exp_of(float x) { return exp_as<float, uint32_t>(x); }
+inline float sigmoid(float x) { return sigmoid_as<float, uint32_t>(x); }
+inline vec sigmoid(vec x) { return sigmoid_as<vec, bits>(x); }
 
 // While it lives, numbers too small for full precision count as 0: what decays would otherwise slow down in the end.
 class FlushTiny {
