@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 from store import ROOT
 
-from holotron.bench.replay import read_requests, write_requests
+from holotron.bench.replay import Request, read_requests, write_requests
 from holotron.bench.requests import build_requests, least_computed_fraction
 from holotron.bench.traces import TraceFolder
 from holotron.model.checkpoint import load
@@ -118,7 +118,7 @@ def _vllm(options: argparse.Namespace, environment: dict[str, str]) -> Contender
     }  # fmt: skip
     if Path(options.vllm_python).is_file() and has_holotron(options.vllm_python):
         del environment["PYTHONPATH"]  # installed there, with the plugin's entry point, which a bare folder lacks
-    images = max(len(request.images) for request in _some(options, options.histories[0]))
+    images = max(len(request.images) for history in options.histories for request in _last(options, history))
     command = [str(options.vllm_python), str(PEERS / "vllm_cpu.py"), "--images", str(images)]
     if options.vllm_eager:
         command.append("--eager")
@@ -130,7 +130,8 @@ def has_holotron(python: Path) -> bool:
     return tried.returncode == 0
 
 
-def _some(options: argparse.Namespace, history: str) -> list[Any]:
+def _last(options: argparse.Namespace, history: str) -> list[Request]:
+    """The last request of every trace."""
     traces = read_requests(requests_file(TraceFolder.read(options.traces), options.model, history))
     return [trace[-1] for trace in traces]
 

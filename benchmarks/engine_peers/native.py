@@ -57,6 +57,10 @@ class Native:
         tiles = metrics.tiles_requested, metrics.tiles_encoded
         return Answer(metrics.output_tokens, first, metrics.cached_tokens, *tiles)
 
+    async def settle(self) -> None:
+        while self._engine is not None and self._engine.llm.has_unfinished:
+            await asyncio.sleep(0.01)
+
     async def close(self) -> None:
         if self._engine is not None:
             await self._engine.close()

@@ -102,6 +102,9 @@ class Generate:
     async def _run(self) -> None:
         await asyncio.sleep(0.002)  # users who come at the same time share a batch
         while self._waiting:
+            self._waiting = [w for w in self._waiting if not w.answered.done()]  # cancelled ones
+            if not self._waiting:
+                return
             oldest = self._waiting[0].request.prompt_tokens
             near = sorted(self._waiting[1:], key=lambda w: abs(w.request.prompt_tokens - oldest))
             batch = [self._waiting[0], *near[: self.options.batch - 1]]
@@ -147,6 +150,10 @@ class Generate:
         ids = torch.tensor([request.expanded(self.placeholder)])
         pictures = [self._encoded[path] for path in request.images]
         return self.ours.embed(ids, torch.cat(pictures) if pictures else None)[0]
+
+    async def settle(self) -> None:
+        if self._running is not None:
+            await self._running
 
     async def close(self) -> None:
         return

@@ -87,6 +87,9 @@ class Vllm:
         pictures = [Image.open(io.BytesIO(self._pictures.read(path))).convert("RGB") for path in request.images]
         return {"prompt_token_ids": request.token_ids, "multi_modal_data": {"image": pictures}}
 
+    async def settle(self) -> None:
+        """A request whose reading is cancelled is aborted at once."""
+
     async def close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()

@@ -32,6 +32,9 @@ class Engine(Protocol):
 
     async def ask(self, request: Request) -> Answer: ...
 
+    async def settle(self) -> None:
+        """Return when nothing runs any more of requests that were cancelled."""
+
     async def close(self) -> None: ...
 
 
@@ -55,7 +58,9 @@ class Worker:
             await self.engine.clear()
         traces = self._read(requests)
         plans = [islice(plan(traces, user, users), skip, None) for user in range(users)]
-        return summarize(await replay(self.engine.ask, plans, steps, limit_s=limit_s, think=think))
+        found = summarize(await replay(self.engine.ask, plans, steps, limit_s=limit_s, think=think))
+        await self.engine.settle()
+        return found
 
     async def answers(self, requests: str, count: int) -> dict[str, Any]:
         """Single requests one after another, as a warm-up and a sign of life."""
