@@ -14,17 +14,7 @@ from transformers import NemotronHConfig, PretrainedConfig
 from holotron.model.config import ConfigError, HolotronConfig, LanguageConfig
 from holotron.model.dialects import TOWERS, read_config
 from holotron.model.radio import RadioConfig
-
-# Widths of one head's keys that vLLM's CPU attention has a kernel for (vllm/v1/attention/backends/cpu_attn.py).
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-
-
-def attention_width(head_dim: int) -> int:
-    """The narrowest width, of those with a kernel, that holds a head. Raises ConfigError."""
-    for width in CPU_HEAD_SIZES:
-        if width >= head_dim:
-            return width
-    raise ConfigError(f"head_dim {head_dim} is wider than vLLM's attention goes ({CPU_HEAD_SIZES[-1]})")
+from holotron.serving.vllm_plugin.heads import attention_width
 
 
 def text_config(language: LanguageConfig, dtype: Any) -> NemotronHConfig:
@@ -130,7 +120,7 @@ class OmniConfig(ReleasedConfig):
 class ServedConfig(HolotronConfig):
     """A checkpoint of ours. `text_config` is its language model as vLLM's NemotronH reads it.
 
-    Its heads are as wide as the next kernel of vLLM's; `own` fills their weights up with zeros.
+    Its heads are as wide as the next kernel of vLLM's; see `heads`.
     """
 
     def __init__(self, **values: Any) -> None:

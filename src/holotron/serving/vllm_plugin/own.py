@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid, SupportsMultiModal
@@ -23,6 +22,7 @@ from holotron.model.modeling import build_tower
 from holotron.model.projector import Projector, pixel_shuffle_v2
 from holotron.model.radio import RadioTower
 from holotron.serving.vllm_plugin.configs import ServedConfig
+from holotron.serving.vllm_plugin.heads import widen
 from holotron.serving.vllm_plugin.images import DummyInputs, Info, Processor
 from holotron.serving.vllm_plugin.logits import known_tokens, only_tokens
 
@@ -112,23 +112,12 @@ class HolotronForVllm(nn.Module, HasInnerState, IsHybrid, SupportsMultiModal):
         self, weights: Iterable[tuple[str, Tensor]], seeing: dict[str, Tensor]
     ) -> Iterator[tuple[str, Tensor]]:
         """The language model's, one at a time under vLLM's names; those of tower and projector go into `seeing`."""
+        narrow, wide = self.config.language.head_dim, self.config.text_config.head_dim
         for name, tensor in weights:
             if name.startswith("language_model."):
-                yield name.removeprefix("language_model."), self._widen(name, tensor)
+                yield name.removeprefix("language_model."), widen(name, tensor, narrow, wide)
             elif not name.startswith("grounding_head."):
                 seeing[name] = tensor.detach().clone()  # vLLM may reuse the memory of what it hands out
-
-    def _widen(self, name: str, tensor: Tensor) -> Tensor:
-        """Heads of a width that vLLM has no kernel for, filled up with zeros; the scale of the scores stays."""
-        narrow, wide = self.config.language.head_dim, self.config.text_config.head_dim
-        kind = name.split(".")[-2]
-        if narrow == wide or kind not in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            return tensor
-        if kind == "o_proj":
-            heads = tensor.unflatten(1, (-1, narrow))
-            return F.pad(heads, (0, wide - narrow)).flatten(1)
-        heads = F.pad(tensor.unflatten(0, (-1, narrow)), (0, 0, 0, wide - narrow)).flatten(0, 1)
-        return heads.float() * (wide / narrow) ** 0.5 if kind == "q_proj" else heads  # not rounded to the file's dtype
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> Any:
