@@ -84,7 +84,8 @@ class PrefixTree(Generic[Payload]):
     """Snapshots within `budget_bytes`. `on_evict(payload)` gives back what a dropped snapshot held.
 
     Going from position a to b costs (b - a) * `flops_per_token` + (b*b - a*a) / 2 * `flops_per_pair` (attention).
-    `flops_weight` is how much FLOPs per byte count beside recency; 0 makes it an LRU cache.
+    `flops_weight` is how much FLOPs per byte count beside recency: at 0 the least recently used goes first; above 1
+    snapshots that once were worth most may stay for good and crowd out all that is new.
     """
 
     def __init__(
