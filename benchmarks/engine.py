@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -77,13 +78,19 @@ def run(options: argparse.Namespace) -> dict[str, float]:
         figures |= {name: value for name, value in found.items() if name == "vllm_greedy_agreement"}
     for row in rows:
         if row.get("reason"):
+            row["reason"] = without_folders(row["reason"])
             print(f"no figure: {row['measure']} {row.get('peer', '')}: {row['reason']}", file=sys.stderr)
     store("engine", figures, rows, command_line(), out=options.out)
     return figures
 
 
+def without_folders(text: str) -> str:
+    """Absolute paths cut to their last name: results say nothing of the machine's folders."""
+    return re.sub(r"(?<![\w./:])/(?:[\w.@+-]+/)+", "", text)
+
+
 def command_line() -> str:
-    return " ".join(["python benchmarks/engine.py", *(w for w in sys.argv[1:] if not w.startswith("/"))])
+    return " ".join(["python benchmarks/engine.py", *map(without_folders, sys.argv[1:])])
 
 
 def quick(options: argparse.Namespace, folder: Path) -> argparse.Namespace:

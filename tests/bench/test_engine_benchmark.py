@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import engine  # noqa: E402
 import engine_replay  # noqa: E402
 import engine_roof  # noqa: E402
 import engine_vision  # noqa: E402
@@ -66,6 +67,11 @@ def test_a_peer_that_hangs_is_stopped(tmp_path: Path) -> None:
     peer = PeerProcess("slow", [sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "slow.log")
     with pytest.raises(PeerError, match="no answer to start within 0.5 s"):
         peer.ask("start", 0.5)
+
+
+def test_results_name_no_folders() -> None:
+    told = engine.without_folders("OSError: /home/me/x.y/weights/pilot: no file, see https://example.org/a/b and a/b")
+    assert told == "OSError: pilot: no file, see https://example.org/a/b and a/b"
 
 
 def test_ratios_carry_both_sides() -> None:
