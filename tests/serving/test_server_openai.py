@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -338,9 +339,8 @@ def test_metrics_count_what_was_done(tiny_llm: LLM, server: Running) -> None:
     assert after['holotron:preprocessing_queue_depth{model_name="tiny"}'] == 0
 
 
-def test_offline_and_online_agree(thinking_llm: LLM, thinking: OpenAI) -> None:
+def test_a_caller_in_the_process_gets_the_same(thinking_server: Running, thinking: OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": [image_part(picture(64, 40, 3)), {"type": "text", "text": "?"}]}]
     online = thinking.chat.completions.create(model="tiny", messages=messages, max_tokens=16, temperature=0)
-    eventually(lambda: not thinking_llm.has_unfinished)
-    offline = thinking_llm.chat(messages, SamplingParams(max_tokens=16))[0].outputs[0]
-    assert online.choices[0].message.content == offline.text
+    inside = asyncio.run(thinking_server.service.engine.chat(messages, SamplingParams(max_tokens=16)))
+    assert online.choices[0].message.content == inside.outputs[0].text
