@@ -49,6 +49,28 @@ LABELS = {
     "tokens_per_s": ("Demo: prompt and output tokens per second", "Demo: tokens de entrada y salida por segundo"),
     "kv_bytes_step_1": ("Keys and values per session after 1 step", "Claves y valores por sesión tras 1 paso"),
     "kv_bytes_step_20": ("Keys and values per session after 20 steps", "Claves y valores por sesión tras 20 pasos"),
+    "vllm_greedy_agreement": (
+        "Greedy tokens that vLLM and the native engine share",
+        "Tokens voraces en los que coinciden vLLM y el motor nativo",
+    ),
+    "vllm_greedy_agreement_pilot": (
+        "Share of equal greedy tokens: the pilot",
+        "Proporción de tokens voraces iguales: el piloto",
+    ),
+    "vllm_greedy_agreement_vl_v2": ("the layout of Holotron-12B, tiny", "el formato de Holotron-12B, minúsculo"),
+    "vllm_greedy_agreement_vl_v2_vit_small": (
+        "the same with a ViT-small tower",
+        "lo mismo con una torre ViT-small",
+    ),
+    "vllm_greedy_agreement_omni": (
+        "the layout of Nemotron 3 Nano Omni, tiny, dense layers for experts",
+        "el formato de Nemotron 3 Nano Omni, minúsculo, capas densas por expertos",
+    ),
+    "tokens_compared": ("Tokens compared", "Tokens comparados"),
+    "logprob_difference": (
+        "Largest difference of a chosen token's log probability",
+        "Mayor diferencia del logaritmo de la probabilidad de un token elegido",
+    ),
     "seeds": ("Seeds a task", "Semillas por tarea"),
     "tokens_only_seeds": ("Seeds a task, plain coordinate tokens", "Semillas por tarea, coordenadas como texto"),
     "untrained_seeds": ("Seeds a task, untrained pilot", "Semillas por tarea, piloto sin entrenar"),

@@ -255,7 +255,7 @@ def measure(python: str, names: list[str], tokens: int, seed: int) -> tuple[dict
             figures[f"vllm_greedy_agreement_{name.replace('-', '_')}"] = _agreement(fresh)
     figures["vllm_greedy_agreement"] = _agreement(rows)
     figures["logprob_difference"] = max(row["logprob_difference"] for row in rows)
-    figures["tokens"] = sum(row["tokens"] for row in rows)
+    figures["tokens_compared"] = sum(row["tokens"] for row in rows)
     return figures, rows
 
 
@@ -280,7 +280,8 @@ def main() -> None:
 
     names = options.only.split(",")
     figures, rows = measure(options.vllm_python, names, options.tokens, options.seed)
-    command = f"python benchmarks/vllm_agreement.py --tokens {options.tokens} --seed {options.seed}"
+    command = f"python benchmarks/vllm_agreement.py --vllm-python ENV/bin/python --tokens {options.tokens}"
+    command += f" --seed {options.seed}"
     if names != list(CHECKPOINTS):
         print(json.dumps(figures, indent=1))  # a part is looked at, not stored
         return
