@@ -253,6 +253,8 @@ def test_keys(tiny_llm: LLM) -> None:
                 assert error["code"] == "invalid_api_key" and "ключ" not in error["message"]
         assert client.get("/health").status_code == 200
         assert client.get("/v1/models", headers={b"Authorization": key}).status_code == 200
+        counted = client.get("/metrics", headers={b"Authorization": key}).text
+        assert 'requests_refused_total{model_name="tiny",status="401"} 20.0' in counted
 
 
 def test_pages_in_a_browser_cannot_use_a_local_server(server: Running) -> None:

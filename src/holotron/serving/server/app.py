@@ -39,7 +39,7 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traffic: Traffic | No
         version=__version__,
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
-        middleware=[Middleware(Gate, settings=settings, traffic=traffic)],
+        middleware=[Middleware(Gate, settings=settings, traffic=traffic, refused=service.metrics.refused)],
     )
     app.state.service, app.state.traffic = service, traffic
     _add_generation(app, service)

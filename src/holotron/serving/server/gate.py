@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -45,12 +46,15 @@ class Traffic:
 
 
 class Gate:
-    """ASGI middleware."""
+    """ASGI middleware. `refused` is told the status of each refusal."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, traffic: Traffic) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, traffic: Traffic, refused: Callable[[int], None]
+    ) -> None:
         self._app = app
         self._settings = settings
         self._traffic = traffic
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -59,6 +63,7 @@ class Gate:
         try:
             self._check(Headers(scope=scope))
         except ApiError as refusal:
+            self._refused(refusal.status)
             await refusal.response()(scope, receive, send)
             return
         self._traffic.entered()
