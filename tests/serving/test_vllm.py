@@ -322,8 +322,8 @@ def test_wider_heads_attend_as_before(dtype: torch.dtype) -> None:
     print(f"seed {seed}, width {narrow} -> {wide}")
     torch.manual_seed(seed)
     rows = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
-    weights = {name: torch.randn(count * narrow, hidden).to(dtype) for name, count in rows.items()}
-    weights["o_proj"] = torch.randn(hidden, heads * narrow).to(dtype)
+    weights = {name: (torch.randn(n * narrow, hidden) / hidden**0.5).to(dtype) for name, n in rows.items()}
+    weights["o_proj"] = (torch.randn(hidden, heads * narrow) / (heads * narrow) ** 0.5).to(dtype)
     inputs = torch.randn(9, hidden, dtype=torch.float64)
 
     def attend(weights: dict[str, torch.Tensor], width: int) -> torch.Tensor:
