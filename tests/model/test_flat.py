@@ -35,7 +35,9 @@ def step(
     return [found[i] for i in range(len(rows))]
 
 
-@pytest.mark.parametrize("changes", [{}, {"hybrid_override_pattern": "MM-"}, {"hybrid_override_pattern": "*-"}, EXPERTS])
+@pytest.mark.parametrize(
+    "changes", [{}, {"hybrid_override_pattern": "MM-"}, {"hybrid_override_pattern": "*-"}, EXPERTS]
+)
 @torch.no_grad()
 def test_mixed_pieces_equal_one_pass(seed: int, changes: dict[str, Any]) -> None:
     model = build(**changes)
