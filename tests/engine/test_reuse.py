@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from holotron.engine import LLM, SamplingParams, StructuredOutputs
+from holotron.engine import LLM, EngineError, SamplingParams, StructuredOutputs
 from holotron.engine.sequence import Sequence
 from holotron.engine.speculate import Lookup
 from holotron.model.modeling import HolotronForConditionalGeneration
@@ -236,3 +236,17 @@ def test_snapshots_in_16_bits(model: HolotronForConditionalGeneration, tokenizer
     token = exact[2].outputs[0].token_ids[0]
     near = [out.outputs[0].logprobs[0][token] for out in (exact[2], rounded[2])]
     assert abs(near[0] - near[1]) < 0.2
+
+
+def test_reset_mends_what_leaked(model: HolotronForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
+    llm = LLM(model, tokenizer)
+    expected = replies(llm, [prompt("some words to begin with")])
+    llm.add_request("others")
+    llm.step()
+    llm.running.clear()  # what a bug of ours would do
+    with pytest.raises(EngineError, match="slot leaked"):
+        llm.check_integrity()
+    llm.reset()
+    llm.check_integrity()
+    assert not llm.has_unfinished and llm.stats()["snapshots"] == 0
+    assert replies(llm, [prompt("some words to begin with")]) == expected

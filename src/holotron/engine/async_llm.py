@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +17,8 @@ from holotron.engine.outputs import RequestOutput
 from holotron.engine.prompts import Message, Prompt
 from holotron.engine.sampling_params import SamplingParams
 from holotron.engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
 
 
 class Generation:
@@ -160,6 +163,7 @@ class AsyncLLM:
                 if not self.llm.has_unfinished:
                     self.llm.check_integrity()
             except Exception as error:  # whatever it was, nobody may be left waiting
+                logger.exception("the engine failed; its requests are dropped and it starts afresh")
                 self.llm.reset()
                 self._fail_all(f"the engine failed and dropped its requests: {error!r}", error)
         self.llm.reset()

@@ -211,12 +211,12 @@ class LLM:
         return [sequence.result() for sequence in done]
 
     def reset(self) -> None:
-        """Forget all requests and snapshots, as after a failed step."""
-        for sequence in (*self.waiting, *self.running):
-            self.scheduler.leave(sequence)
+        """Forget all requests and snapshots, and whatever leaked, as after a failed step."""
+        old = self.scheduler
         self._done.clear()
-        while self.prefixes.evict_one():
-            pass
+        self.scheduler = Scheduler(PagePool(old.pages.pages, old.pages.page_tokens), self.max_batch, old.step_tokens)
+        self.scheduler.preemptions = old.preemptions
+        self.prefixes = self._empty_tree(self.prefixes.budget_bytes)
 
     def stats(self) -> dict[str, float]:
         """What is in the engine now, and what it did since it was made."""
