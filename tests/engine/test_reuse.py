@@ -250,3 +250,14 @@ def test_reset_mends_what_leaked(model: HolotronForConditionalGeneration, tokeni
     llm.check_integrity()
     assert not llm.has_unfinished and llm.stats()["snapshots"] == 0
     assert replies(llm, [prompt("some words to begin with")]) == expected
+
+
+def test_without_attention_there_is_no_page_to_pay(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Any length fits, and snapshots work all the same."""
+    bare = tiny_model(tokenizer, hybrid_override_pattern="M-M-")
+    llm = LLM(bare, tokenizer, max_model_len=2**40, kv_bytes=0)
+    request = prompt("some words before " + PLACE + " and some after", picture(32, 32))
+    first, second = (llm.generate(request, SamplingParams(max_tokens=6, ignore_eos=True))[0] for _ in range(2))
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids
+    assert second.metrics.cached_tokens > 0 == second.metrics.kv_bytes
+    llm.check_integrity()

@@ -99,10 +99,13 @@ class LLM:
         self.max_batch = max_batch
         longest = max_model_len or language.max_position_embeddings
         page_bytes = StatePool.page_bytes(language, page_tokens, model.dtype)
-        most = max_batch * -(-longest // page_tokens)
-        pages = PagePool(min(kv_bytes // page_bytes, 2 * most) if page_bytes else most, page_tokens)
+        most = 2 * max_batch * -(-longest // page_tokens)
+        if page_bytes:
+            pages = PagePool(min(kv_bytes // page_bytes, most), page_tokens)
+        else:  # no layer of attention: a page of any length costs nothing
+            pages = PagePool(max_batch + 2**16, longest)
         self.max_model_len = min(longest, pages.pages * page_tokens)
-        self.pool = StatePool.create(language, max_batch, pages.pages, page_tokens, model.dtype)
+        self.pool = StatePool.create(language, max_batch, pages.pages, pages.page_tokens, model.dtype)
         self.scheduler = Scheduler(pages, max_batch, step_tokens)
         self.vision = VisionCache(vision_bytes)
         self._snapshot_dtype, wide = snapshot_dtype, snapshot_dtype.itemsize
