@@ -43,13 +43,19 @@ class Scheduler:
         reading = {sequence.digest for sequence in self.running if not sequence.answering}
         while self.free_slots and (ready := [s for s in self.waiting if s.digest not in reading]):
             sequence = min(ready, key=self._turn)
-            if not self._has_room(self.pages.pages_for(len(sequence.tokens) + 1), make_room):
-                if self.running:
-                    break  # pages come back when one of them ends
-                raise OutOfPages(f"{sequence.request_id} needs more keys and values than the whole pool holds")
+            if not self._has_room(1, make_room):  # for the page in which a known prefix ends
+                break
             self.waiting.remove(sequence)
             sequence.slot = self.free_slots.pop()
             start(sequence)
+            # what a prefix shares is held from here on, so that making room cannot take it
+            if not self._has_room(self.pages.pages_for(len(sequence.tokens) + 1) - len(sequence.pages), make_room):
+                self._free(sequence)
+                sequence.seen, sequence.borders, sequence.pointer = 0, [], None
+                self.waiting.append(sequence)
+                if self.running:
+                    break  # pages come back when one of them ends
+                raise OutOfPages(f"{sequence.request_id} needs more keys and values than the whole pool holds")
             self._reach(sequence, len(sequence.tokens) + 1)
             self.running.append(sequence)
             admitted.append(sequence)
