@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,8 @@ class LLM:
         self._done.clear()
         self.scheduler = Scheduler(PagePool(old.pages.pages, old.pages.page_tokens), self.max_batch, old.step_tokens)
         self.scheduler.preemptions = old.preemptions
-        self.prefixes = self._empty_tree(self.prefixes.budget_bytes)
+        counted, self.prefixes = self.prefixes.stats, self._empty_tree(self.prefixes.budget_bytes)
+        self.prefixes.stats = replace(counted, snapshots=0, bytes=0)
 
     def stats(self) -> dict[str, float]:
         """What is in the engine now, and what it did since it was made."""
